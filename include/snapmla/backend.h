@@ -58,18 +58,18 @@ Support supports(const DecodeProblem& problem);
 /// What a decode call would do. Times are estimates from measured limits, not measurements.
 struct Explanation {
   std::string backend;
-  std::string kernel;               ///< the code path within the backend
+  std::string kernel;                    ///< the code path within the backend
   std::vector<std::string> passed_over;  ///< "name: reason" of backends asked before
-  std::int64_t row_tiles = 0;       ///< 64-row tiles per request
+  std::int64_t row_tiles = 0;            ///< 64-row tiles per request
   std::int64_t workers = 0;
   int p_block = 0;
-  std::int64_t splits = 0;          ///< parts of the longest sequence when all b are that long
+  std::int64_t splits = 0;  ///< parts of the longest sequence when all b are that long
   std::int64_t workspace_bytes = 0;
-  std::int64_t cache_bytes = 0;     ///< cache bytes read once
-  double flops = 0;                 ///< 2 * rows * tokens * (576 + 512)
-  std::string bound;                ///< "memory", "compute" or "latency"
+  std::int64_t cache_bytes = 0;  ///< cache bytes read once
+  double flops = 0;              ///< 2 * rows * tokens * (576 + 512)
+  std::string bound;             ///< "memory", "compute" or "latency"
   double estimated_us = 0;
-  std::string basis;                ///< the limits behind the estimate
+  std::string basis;  ///< the limits behind the estimate
 };
 
 Explanation explain(const DecodeProblem& problem);

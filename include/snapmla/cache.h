@@ -25,11 +25,12 @@ inline constexpr int kQkDim = kKvLoraRank + kRopeDim;  ///< 576
 inline constexpr int kTokenBytes = kKvLoraRank + 4 + 2 * kRopeDim;  ///< 644, against 1152 for BF16
 
 // The packed page: one contiguous byte range per 64 tokens.
-inline constexpr int kPackedContentOffset = 0;                         ///< [64][512] e4m3
-inline constexpr int kPackedRopeOffset = kPageTokens * kKvLoraRank;    ///< 32768: [64][64] bf16
+inline constexpr int kPackedContentOffset = 0;                       ///< [64][512] e4m3
+inline constexpr int kPackedRopeOffset = kPageTokens * kKvLoraRank;  ///< 32768: [64][64] bf16
 inline constexpr int kPackedScaleOffset =
-    kPackedRopeOffset + kPageTokens * kRopeDim * 2;                    ///< 40960: [64] f32
-inline constexpr int kPackedPageBytes = kPackedScaleOffset + kPageTokens * 4;  ///< 41216 = 322 * 128
+    kPackedRopeOffset + kPageTokens * kRopeDim * 2;  ///< 40960: [64] f32
+inline constexpr int kPackedPageBytes =
+    kPackedScaleOffset + kPageTokens * 4;  ///< 41216 = 322 * 128
 
 enum class CacheForm : std::uint8_t {
   planes,  ///< three tensors, content, scale and rope

@@ -98,8 +98,8 @@ struct DecodeOptions {
 /// Decode attention of every query row over its request's cached tokens:
 ///   x_j = softmax_scale * (q . k_j), out = softmax(x) V, lse = ln sum exp(x_j), with V = content.
 /// plan: from plan_decode with rows = s_q * h_q.   query: from quantize_query.
-/// block_table: i32 [b, max_blocks], any row stride; entries past a sequence's end may hold anything.
-/// cache_seqlens: i32 [b], including the s_q new tokens, which are already appended.
+/// block_table: i32 [b, max_blocks], any row stride; entries past a sequence's end may hold
+/// anything. cache_seqlens: i32 [b], including the s_q new tokens, which are already appended.
 /// softmax_scale: finite; (192)^-0.5 times any YaRN factor for DeepSeek models. No default.
 /// causal: query i sees positions < cache_seqlen - (s_q - 1 - i) (bottom-right aligned).
 /// out: bf16|f32 [b, s_q, h_q, 512].   lse: f32 [b, h_q, s_q], any strides, optional; natural log.
@@ -113,9 +113,9 @@ void decode(const DecodePlan& plan, const QuantizedQuery& query, const Cache& ca
 
 /// Merges partial attention results over disjoint key sets (context-parallel ranks, prefixes):
 ///   lse = ln sum_i exp(lse_i), out = sum_i exp(lse_i - lse) out_i.
-/// outs: bf16|f32 [n, b, s_q, h_q, 512]; lses: f32 [n, b, h_q, s_q] (natural log); an lse of -inf, or
-/// +inf as FlashMLA writes it, marks an empty part. out: bf16|f32 [b, s_q, h_q, 512];
-/// lse: f32 [b, h_q, s_q], optional. Leading dimensions may have any strides.
+/// outs: bf16|f32 [n, b, s_q, h_q, 512]; lses: f32 [n, b, h_q, s_q] (natural log); an lse of -inf,
+/// or +inf as FlashMLA writes it, marks an empty part. out: bf16|f32 [b, s_q, h_q, 512]; lse: f32
+/// [b, h_q, s_q], optional. Leading dimensions may have any strides.
 void merge_states(const TensorView& outs, const TensorView& lses, const TensorView& out,
                   const TensorView& lse = {}, Stream stream = {});
 

@@ -20,7 +20,7 @@ enum class ScaleMode : std::uint8_t { exact, power_of_two };
 const char* scale_mode_name(ScaleMode mode) noexcept;
 
 /// The default; docs/numerics.md has the measurement behind it.
-inline constexpr ScaleMode kDefaultScaleMode = ScaleMode::exact;
+inline constexpr ScaleMode kDefaultScaleMode = ScaleMode::power_of_two;
 
 struct QuantizeOptions {
   ScaleMode scale = kDefaultScaleMode;
@@ -63,14 +63,14 @@ struct AppendOptions {
 };
 
 /// Quantizes tokens and writes them to their slots. kv: [T, 576], or content [T, 512] and rope
-/// [T, 64]; slots: i32|i64 [T], slot = page * 64 + offset, -1 = skip. T may be 0. If one slot occurs
-/// twice in a call, which of its tokens remains is unspecified. One launch, no allocation.
+/// [T, 64]; slots: i32|i64 [T], slot = page * 64 + offset, -1 = skip. T may be 0. If one slot
+/// occurs twice in a call, which of its tokens remains is unspecified. One launch, no allocation.
 void append_kv(const Cache& cache, const ContentRope& kv, const TensorView& slots,
                const AppendOptions& options = {}, Stream stream = {});
 
 /// Reads tokens back as real values (stored times scale). slots: i32|i64 [n]; out: [n, 576], or
-/// content [n, 512] and rope [n, 64], bf16 or f32. A slot outside the cache (-1 too) gives zeros and
-/// is counted in `status` (i32 [1], optional).
+/// content [n, 512] and rope [n, 64], bf16 or f32. A slot outside the cache (-1 too) gives zeros
+/// and is counted in `status` (i32 [1], optional).
 void fetch_dequant(const Cache& cache, const TensorView& slots, const ContentRope& out,
                    const TensorView& status = {}, Stream stream = {});
 

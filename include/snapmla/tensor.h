@@ -45,12 +45,14 @@ struct TensorView {
   DType dtype = DType::f32;
   int rank = -1;
   std::array<std::int64_t, kMaxRank> shape{};
-  std::array<std::int64_t, kMaxRank> strides{};  ///< in elements; 0 and negative are allowed in inputs
+  std::array<std::int64_t, kMaxRank>
+      strides{};  ///< in elements; 0 and negative are allowed in inputs
   Device device{};
 
   TensorView() = default;
   /// A contiguous (row-major) tensor.
-  TensorView(const void* data, DType dtype, std::span<const std::int64_t> shape, Device device = {});
+  TensorView(const void* data, DType dtype, std::span<const std::int64_t> shape,
+             Device device = {});
   TensorView(const void* data, DType dtype, std::initializer_list<std::int64_t> shape,
              Device device = {});
   /// A strided tensor; `strides` in elements, as many as `shape`.
@@ -60,7 +62,9 @@ struct TensorView {
   bool defined() const noexcept { return rank >= 0; }
   std::int64_t numel() const noexcept;
   /// Bytes that a contiguous tensor of this shape and dtype takes.
-  std::int64_t bytes() const noexcept { return numel() * static_cast<std::int64_t>(dtype_bytes(dtype)); }
+  std::int64_t bytes() const noexcept {
+    return numel() * static_cast<std::int64_t>(dtype_bytes(dtype));
+  }
   bool is_contiguous() const noexcept;
   /// The sub-view with dimension `dim` limited to [begin, end).
   TensorView slice(int dim, std::int64_t begin, std::int64_t end) const;

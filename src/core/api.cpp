@@ -71,8 +71,7 @@ std::int64_t workspace_bytes(const PlanSpec& spec, const PlanOptions& options) {
 
 void plan_decode(const TensorView& cache_seqlens, const PlanSpec& spec, const PlanOptions& options,
                  const DecodePlan& plan, Stream stream) {
-  const auto [args, device] =
-      validate_plan(cache_seqlens, spec, resolve(spec, options), plan);
+  const auto [args, device] = validate_plan(cache_seqlens, spec, resolve(spec, options), plan);
   select_backend(device).plan_decode(args, device, stream);
 }
 

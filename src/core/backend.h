@@ -29,7 +29,8 @@ class Backend {
   virtual int default_workers(Device device) const = 0;
   virtual int default_p_block() const = 0;
 
-  virtual void quantize_query(const QuantizeQueryArgs& args, Device device, Stream stream) const = 0;
+  virtual void quantize_query(const QuantizeQueryArgs& args, Device device,
+                              Stream stream) const = 0;
   virtual void append_kv(const AppendArgs& args, Device device, Stream stream) const = 0;
   virtual void fetch_dequant(const FetchArgs& args, Device device, Stream stream) const = 0;
   virtual void copy_tokens(const CopyArgs& args, Device device, Stream stream) const = 0;

@@ -8,10 +8,12 @@
 
 namespace snapmla {
 
-/// Throws InvalidArgument(argument, rule, value) unless `ok`. The value is the checked operand itself.
+/// Throws InvalidArgument(argument, rule, value) unless `ok`. The value is the checked operand
+/// itself.
 template <class Value>
 void check(bool ok, std::string_view argument, std::string_view rule, const Value& value) {
-  if (!ok) throw InvalidArgument(std::string(argument), std::string(rule), fmt::format("{}", value));
+  if (!ok)
+    throw InvalidArgument(std::string(argument), std::string(rule), fmt::format("{}", value));
 }
 
 }  // namespace snapmla

@@ -66,16 +66,16 @@ SNAPMLA_HD float e4m3_to_float(std::uint8_t bits) {
   const std::uint32_t magnitude = bits & 0x7fu;
   if (magnitude == 0x7fu) return bit_cast_hd<float>(sign | 0x7fc00000u);
   if (magnitude < 8u) {
-    return bit_cast_hd<float>(sign | bit_cast_hd<std::uint32_t>(static_cast<float>(magnitude) *
-                                                                0x1p-9f));
+    return bit_cast_hd<float>(sign |
+                              bit_cast_hd<std::uint32_t>(static_cast<float>(magnitude) * 0x1p-9f));
   }
   return bit_cast_hd<float>(sign | ((magnitude + (120u << 3)) << 20));
 }
 
 /// The scale of a row with largest magnitude `amax` (NaN not counted, infinity stays infinite).
-/// Power of two: the one that puts amax / S into (232, 464], the values that e4m3 rounds to 240..448.
-/// Rounding amax / 448 up instead would let (224, 232] round to 224, and the bytes would not survive
-/// fetch_dequant followed by append_kv.
+/// Power of two: the one that puts amax / S into (232, 464], the values that e4m3 rounds to
+/// 240..448. Rounding amax / 448 up instead would let (224, 232] round to 224, and the bytes would
+/// not survive fetch_dequant followed by append_kv.
 SNAPMLA_HD float scale_from_amax(float amax, ScaleMode mode) {
   const bool power_of_two = mode == ScaleMode::power_of_two;
   float scale = amax / (power_of_two ? 464.0f : kE4m3Max);

@@ -1,7 +1,7 @@
 #pragma once
 
-// Validated arguments, as backends receive them. Everything here is plain data that may be passed to
-// a kernel by value. Strides of rows are in elements, strides of pages in bytes.
+// Validated arguments, as backends receive them. Everything here is plain data that may be passed
+// to a kernel by value. Strides of rows are in elements, strides of pages in bytes.
 
 #include <cstdint>
 
@@ -94,8 +94,8 @@ struct FetchArgs {
   Rows content, rope;  // [n] output rows, bf16 or f32
   std::int64_t rows = 0;
   bool by_ranges = false;
-  Indices slots;  // by slots: [rows]
-  BlockTable block_table;  // by ranges
+  Indices slots;                                                                 // by slots: [rows]
+  BlockTable block_table;                                                        // by ranges
   const std::int32_t *starts = nullptr, *lengths = nullptr, *offsets = nullptr;  // [b]
   std::int64_t b = 0;
   std::int32_t* status = nullptr;
@@ -111,7 +111,8 @@ struct CopyArgs {
 struct PlanArgs {
   const std::int32_t* cache_seqlens = nullptr;  // [b], dense
   PlanSpec spec;
-  PlanOptions options;  // resolved: num_sms, p_block and, for batch-invariant plans, split_tokens set
+  PlanOptions
+      options;  // resolved: num_sms, p_block and, for batch-invariant plans, split_tokens set
   std::int32_t* schedule = nullptr;
   std::int32_t* num_splits = nullptr;
 };
@@ -130,12 +131,12 @@ struct DecodeArgs {
   const std::int32_t* cache_seqlens = nullptr;
   float softmax_scale = 0;
   bool causal = false;
-  Rows out;                     // [b, s_q, h_q] rows of 512, bf16 or f32
-  float* lse = nullptr;         // may be null
+  Rows out;                                // [b, s_q, h_q] rows of 512, bf16 or f32
+  float* lse = nullptr;                    // may be null
   std::int64_t lse_stride[3] = {0, 0, 0};  // b, h_q, s_q
-  float* out_accum = nullptr;   // workspace: [slots, rows, 512]
-  float* lse_accum = nullptr;   // workspace: [slots, rows], natural log
-  std::int64_t slots = 0;       // partial results that fit into the workspace
+  float* out_accum = nullptr;              // workspace: [slots, rows, 512]
+  float* lse_accum = nullptr;              // workspace: [slots, rows], natural log
+  std::int64_t slots = 0;                  // partial results that fit into the workspace
   std::int32_t* status = nullptr;
   NumericsOptions numerics;
 
@@ -147,7 +148,8 @@ struct DecodeArgs {
     return causal ? len - (s_q - 1 - i) : len;
   }
   SNAPMLA_HD float* lse_at(std::int64_t request, std::int64_t row) const {
-    return lse + request * lse_stride[0] + (row % h_q) * lse_stride[1] + (row / h_q) * lse_stride[2];
+    return lse + request * lse_stride[0] + (row % h_q) * lse_stride[1] +
+           (row / h_q) * lse_stride[2];
   }
 };
 

@@ -52,7 +52,8 @@ void schedule_balanced(const std::int32_t* cache_seqlens, const ScheduleHeader& 
       } else {
         const std::int64_t token = block * kPlanBlockTokens;
         close(request, splits - 1, token);
-        row = {static_cast<std::int32_t>(request), 0, splits, 0, static_cast<std::int32_t>(token), 0, {}};
+        row = {static_cast<std::int32_t>(request), 0, splits, 0,
+               static_cast<std::int32_t>(token),   0, {}};
         ++splits;
       }
     }

@@ -3,11 +3,12 @@
 // Split-KV planning. The schedule is a pure function of (cache_seqlens, spec, options); the device
 // planner evaluates the same inline functions, so both write the same words.
 //
-// All requests are laid on one line of work. Request i takes kRequestOverhead + blocks(i) units, its
-// overhead first; a unit is one 128-token block. With W workers and total work N, worker w gets the
-// range [w * C, (w + 1) * C), C = ceil(N / W). A cut that falls inside a request's blocks splits it
-// there; a cut inside its overhead moves to its start. So a worker that continues a request pays
-// that overhead outside its range, and one that starts a request pays inside: both end up equal.
+// All requests are laid on one line of work. Request i takes kRequestOverhead + blocks(i) units,
+// its overhead first; a unit is one 128-token block. With W workers and total work N, worker w gets
+// the range [w * C, (w + 1) * C), C = ceil(N / W). A cut that falls inside a request's blocks
+// splits it there; a cut inside its overhead moves to its start. So a worker that continues a
+// request pays that overhead outside its range, and one that starts a request pays inside: both end
+// up equal.
 //
 // With a fixed number or length of splits the units on the line are whole splits (overhead +
 // blocks each) and a split belongs to the worker in whose range it starts.
@@ -57,8 +58,9 @@ struct ScheduleRow {
 };
 static_assert(sizeof(ScheduleRow) == kScheduleCols * 4);
 
-/// A piece of one sequence for one worker: keys [begin, end) of `request`. slot < 0: the only piece,
-/// its result goes to the output; otherwise the index of its partial result in the workspace.
+/// A piece of one sequence for one worker: keys [begin, end) of `request`. slot < 0: the only
+/// piece, its result goes to the output; otherwise the index of its partial result in the
+/// workspace.
 struct Chunk {
   std::int64_t request;
   std::int64_t begin, end;
@@ -92,8 +94,9 @@ SNAPMLA_HD std::int64_t split_length(std::int64_t seqlen, std::int64_t splits,
 }
 
 /// Walks the chunks of one worker:   for (WorkerChunks it(...); it.next(chunk);) ...
-/// Everything read from the plan is clamped to the call's own sizes, so that a stale or foreign plan
-/// cannot lead outside the caller's buffers. `slots` is the number of partial results that fit.
+/// Everything read from the plan is clamped to the call's own sizes, so that a stale or foreign
+/// plan cannot lead outside the caller's buffers. `slots` is the number of partial results that
+/// fit.
 class WorkerChunks {
  public:
   SNAPMLA_HD WorkerChunks(const std::int32_t* schedule, const std::int32_t* num_splits,

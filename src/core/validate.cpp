@@ -184,8 +184,8 @@ CacheAccess check_cache(const Cache& cache, Device device) {
     check_dtype(cache.scale, "cache.scale", {DType::f32});
     access.scale = check_plane(cache.scale, "cache.scale", n, 0, device, access.scale_page_stride);
     check_dtype(cache.rope, "cache.rope", {DType::bf16});
-    access.rope = check_plane(cache.rope, "cache.rope", n, kRopeDim, device,
-                              access.rope_page_stride);
+    access.rope =
+        check_plane(cache.rope, "cache.rope", n, kRopeDim, device, access.rope_page_stride);
     access.num_pages = n;
   } else {
     check_shape(cache.pages, "cache.pages", {kAny, kAny});
@@ -380,10 +380,10 @@ PlanOptions resolve_plan_options(const PlanSpec& spec, const PlanOptions& option
   check(options.forced_splits == 0 || !options.batch_invariant, "options.forced_splits",
         "0 in a batch-invariant plan (its splits have a fixed length: set split_tokens)",
         options.forced_splits);
-  check((options.split_tokens == 0 && !options.batch_invariant) || spec.max_seqlen > 0 ||
-            spec.b == 0,
-        "spec.max_seqlen", "an upper bound of cache_seqlens, as splits have a fixed length in tokens",
-        spec.max_seqlen);
+  check(
+      (options.split_tokens == 0 && !options.batch_invariant) || spec.max_seqlen > 0 || spec.b == 0,
+      "spec.max_seqlen", "an upper bound of cache_seqlens, as splits have a fixed length in tokens",
+      spec.max_seqlen);
   check(options.num_sms >= 0 && options.num_sms <= (1 << 20), "options.num_sms",
         "0 or a number of workers up to 2^20", options.num_sms);
   check(options.p_block == 0 || options.p_block == 64 || options.p_block == 128, "options.p_block",
@@ -441,10 +441,11 @@ Validated<DecodeArgs> validate_decode(const DecodePlan& plan, const QuantizedQue
   args.cache = check_cache(cache, device);
   check_query(query, "query", {kAny, kAny, kAny}, device);
   const Dims lead = {query.codes.shape[0], query.codes.shape[1], query.codes.shape[2]};
-  for (const auto& [tensor, name] : {std::pair{&query.codes, "query.codes"},
-                                     std::pair{&query.scale, "query.scale"},
-                                     std::pair{&query.rope, "query.rope"}}) {
-    check(tensor->is_contiguous(), name, "a contiguous tensor", to_string(*tensor) + " with strides");
+  for (const auto& [tensor, name] :
+       {std::pair{&query.codes, "query.codes"}, std::pair{&query.scale, "query.scale"},
+        std::pair{&query.rope, "query.rope"}}) {
+    check(tensor->is_contiguous(), name, "a contiguous tensor",
+          to_string(*tensor) + " with strides");
     const bool is_scale = tensor == &query.scale;
     check_aligned(*tensor, name, is_scale ? 4 : kRowAlignment);
   }
@@ -453,8 +454,8 @@ Validated<DecodeArgs> validate_decode(const DecodePlan& plan, const QuantizedQue
   args.h_q = lead[2];
   check(args.s_q >= 1 && args.h_q >= 1, "query.codes", "s_q >= 1 and h_q >= 1",
         to_string(query.codes));
-  check(args.rows() <= std::numeric_limits<std::int32_t>::max(), "query.codes",
-        "s_q * h_q < 2^31", args.rows());
+  check(args.rows() <= std::numeric_limits<std::int32_t>::max(), "query.codes", "s_q * h_q < 2^31",
+        args.rows());
   args.q_codes = static_cast<const std::uint8_t*>(query.codes.data);
   args.q_scale = static_cast<const float*>(query.scale.data);
   args.q_rope = static_cast<const std::uint16_t*>(query.rope.data);

@@ -33,8 +33,8 @@ class HostBackend : public Backend {
   }
   void copy_tokens(const CopyArgs& args, Device, Stream) const override { cpu::copy_tokens(args); }
   void plan_decode(const PlanArgs& args, Device, Stream) const override {
-    schedule_tiles(args.cache_seqlens, make_schedule_header(args.spec, args.options),
-                   args.schedule, args.num_splits);
+    schedule_tiles(args.cache_seqlens, make_schedule_header(args.spec, args.options), args.schedule,
+                   args.num_splits);
   }
   void merge_states(const MergeArgs& args, Device, Stream) const override {
     cpu::merge_states(args);

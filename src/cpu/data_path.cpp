@@ -1,5 +1,6 @@
 #include "cpu/data_path.h"
 
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -41,7 +42,7 @@ void quantize_row(const Rows& content, std::int64_t content_offset, const Rows& 
 }
 
 void count_fault(std::int32_t* status) {
-  if (status) ++*status;
+  if (status) std::atomic_ref<std::int32_t>(*status).fetch_add(1, std::memory_order_relaxed);
 }
 
 }  // namespace

@@ -1,67 +1,57 @@
 #include "cpu/fp8_pipeline.h"
 
+#include <omp.h>
+
 #include <algorithm>
+#include <atomic>
 #include <cfloat>
 #include <cmath>
 #include <cstring>
-#include <limits>
 #include <memory>
+#include <vector>
 
 #include "core/check.h"
 #include "core/tile_scheduler.h"
 #include "cpu/data_path.h"
-#include "cpu/exp2.h"
-#include "cpu/hopper_accumulator.h"
+#include "cpu/tile.h"
 
 namespace snapmla::cpu {
 namespace {
-
-constexpr int kMaxBlock = 128;
-constexpr int kLanes = 16;  // dot products are summed in 16 lanes, whatever the vector width
-constexpr float kInf = std::numeric_limits<float>::infinity();
-constexpr float kLog2E = 1.4426950408889634f;
-constexpr float kLn2 = 0.6931471805599453f;
-
-/// The tokens of one block, decoded to float, and what softmax needs of them.
-struct Block {
-  std::int64_t begin = 0;  // position of the first token
-  int tokens = 0;          // p_block, or less for positions past the end
-  float codes[kMaxBlock][kKvLoraRank];  // 0 for invalid tokens: 0 * NaN would reach the output
-  float rope[kMaxBlock][kRopeDim];
-  float scale[kMaxBlock], log2_scale[kMaxBlock], inverse_scale[kMaxBlock];  // 1, 0, 0 if invalid
-  bool valid[kMaxBlock];
-};
-
-/// Up to 64 query rows and their running results.
-struct RowTile {
-  std::int64_t first_row = 0;
-  int rows = 0;
-  float codes[kRowTile][kKvLoraRank];
-  float rope[kRowTile][kRopeDim];
-  float scale[kRowTile];
-  std::int64_t visible_end[kRowTile];
-  float out[kRowTile][kKvLoraRank];
-  float max[kRowTile];    // log domain: base 2, of y; chained: natural, of x
-  float sum[kRowTile];    // log domain: of p / S
-  float norm[kRowTile];   // what out is divided by: sum, or its form with quantized P
-  float sigma[kRowTile];  // chained: the current P scale
-};
 
 struct Scratch {
   Block block;
   RowTile tile;
 };
 
-void load_block(const DecodeArgs& a, std::int64_t request, std::int64_t begin, std::int64_t end,
-                bool count_faults, Block& block) {
+const Kernels& choose_kernels(const NumericsOptions& numerics) {
+  const bool vectorized = numerics.form == NumericsOptions::Form::log_domain &&
+                          numerics.accumulate == NumericsOptions::Accumulate::exact;
+  const Kernels* simd = simd_kernels();
+  return vectorized && simd ? *simd : plain_kernels();
+}
+
+void count_fault(std::int32_t* status) {
+  if (status) std::atomic_ref<std::int32_t>(*status).fetch_add(1, std::memory_order_relaxed);
+}
+
+void load_block(const DecodeArgs& a, const Kernels& kernels, std::int64_t request,
+                std::int64_t begin, std::int64_t end, bool count_faults, Block& block) {
   block.begin = begin;
   block.tokens = static_cast<int>(end - begin);
-  for (int j = 0; j < block.tokens; ++j) {
+  block.all_valid = true;
+  for (int j = 0; j < block.padded_tokens(); ++j) {
     const std::int64_t position = begin + j;
-    const std::int64_t page = a.block_table.page(request, position / kPageTokens);
-    block.valid[j] = page >= 0 && page < a.cache.num_pages;
-    if (!block.valid[j]) {
-      if (count_faults && position % kPageTokens == 0) ++*a.status;
+    std::int64_t page = -1;
+    if (j < block.tokens) {
+      page = a.block_table.page(request, position / kPageTokens);
+      block.valid[j] = page >= 0 && page < a.cache.num_pages;
+      if (!block.valid[j]) {
+        page = -1;
+        block.all_valid = false;
+        if (count_faults && position % kPageTokens == 0) count_fault(a.status);
+      }
+    }
+    if (page < 0) {
       std::memset(block.codes[j], 0, sizeof(block.codes[j]));
       std::memset(block.rope[j], 0, sizeof(block.rope[j]));
       block.scale[j] = 1.0f;
@@ -69,28 +59,22 @@ void load_block(const DecodeArgs& a, std::int64_t request, std::int64_t begin, s
       continue;
     }
     const std::int64_t slot = page * kPageTokens + position % kPageTokens;
-    const std::uint8_t* codes = a.cache.content_at(slot);
-    const std::uint16_t* rope = a.cache.rope_at(slot);
-    for (int d = 0; d < kKvLoraRank; ++d) block.codes[j][d] = e4m3_to_float(codes[d]);
-    for (int d = 0; d < kRopeDim; ++d) block.rope[j][d] = bf16_to_float(rope[d]);
+    kernels.decode_token(a.cache.content_at(slot), a.cache.rope_at(slot), block.codes[j],
+                         block.rope[j]);
     block.scale[j] = read_scale(*a.cache.scale_at(slot));
     block.log2_scale[j] = std::log2(block.scale[j]);
     block.inverse_scale[j] = 1.0f / block.scale[j];
   }
 }
 
-void load_rows(const DecodeArgs& a, std::int64_t request, std::int64_t first_row, RowTile& tile) {
-  tile.first_row = first_row;
+void load_rows(const DecodeArgs& a, const Kernels& kernels, std::int64_t request,
+               std::int64_t first_row, RowTile& tile) {
   tile.rows = static_cast<int>(std::min<std::int64_t>(kRowTile, a.rows() - first_row));
   for (int r = 0; r < tile.rows; ++r) {
     const std::int64_t row = first_row + r;
     const std::int64_t q = request * a.rows() + row;
-    for (int d = 0; d < kKvLoraRank; ++d) {
-      tile.codes[r][d] = e4m3_to_float(a.q_codes[q * kKvLoraRank + d]);
-    }
-    for (int d = 0; d < kRopeDim; ++d) {
-      tile.rope[r][d] = bf16_to_float(a.q_rope[q * kRopeDim + d]);
-    }
+    kernels.decode_token(a.q_codes + q * kKvLoraRank, a.q_rope + q * kRopeDim, tile.codes[r],
+                         tile.rope[r]);
     tile.scale[r] = read_scale(a.q_scale[q]);
     tile.visible_end[r] = a.visible_end(request, row / a.h_q);
     std::memset(tile.out[r], 0, sizeof(tile.out[r]));
@@ -100,112 +84,15 @@ void load_rows(const DecodeArgs& a, std::int64_t request, std::int64_t first_row
   }
 }
 
-template <int kWidth>
-float dot_in_lanes(const float* a, const float* b, float (&lanes)[kLanes]) {
-  for (int d = 0; d < kWidth; d += kLanes) {
-    for (int k = 0; k < kLanes; ++k) lanes[k] += a[d + k] * b[d + k];  // products are exact
-  }
-  float halves[kLanes / 2];
-  for (int k = 0; k < 8; ++k) halves[k] = lanes[k] + lanes[k + 8];
-  for (int k = 0; k < 4; ++k) halves[k] += halves[k + 4];
-  return (halves[0] + halves[2]) + (halves[1] + halves[3]);
-}
-
-float score(const RowTile& tile, int r, const Block& block, int j, const NumericsOptions& numerics) {
-  float lanes[kLanes] = {};
-  if (numerics.accumulate == NumericsOptions::Accumulate::exact) {
-    dot_in_lanes<kKvLoraRank>(tile.codes[r], block.codes[j], lanes);
-    return dot_in_lanes<kRopeDim>(tile.rope[r], block.rope[j], lanes);
-  }
-  // FP8 steps first, in `qk_accumulators` narrow accumulators added in fp32; the BF16 RoPE steps last.
-  const int width = kKvLoraRank / numerics.qk_accumulators;
-  float content = 0.0f;
-  for (int begin = 0; begin < kKvLoraRank; begin += width) {
-    float accumulator = 0.0f;
-    for (int d = begin; d < begin + width; d += kHopperStep) {
-      float products[kHopperStep];
-      for (int k = 0; k < kHopperStep; ++k) {
-        products[k] = tile.codes[r][d + k] * block.codes[j][d + k];
-      }
-      accumulator = hopper_accumulate(accumulator, products, kHopperStep);
-    }
-    content += accumulator;
-  }
-  return content + dot_in_lanes<kRopeDim>(tile.rope[r], block.rope[j], lanes);
-}
-
-bool sees(const RowTile& tile, int r, const Block& block, int j) {
-  return block.valid[j] && block.begin + j < tile.visible_end[r];
-}
-
-/// sums[d] += sum over tokens of p[j] * code[j][d], starting at 0 or, in place, at sums.
-void multiply_values(const Block& block, const float* p, const NumericsOptions& numerics,
-                     float* sums) {
-  if (numerics.accumulate == NumericsOptions::Accumulate::exact) {
-    for (int j = 0; j < block.tokens; ++j) {
-      for (int d = 0; d < kKvLoraRank; ++d) sums[d] += p[j] * block.codes[j][d];
-    }
-    return;
-  }
-  for (int d = 0; d < kKvLoraRank; ++d) {
-    for (int begin = 0; begin < block.tokens; begin += kHopperStep) {
-      const int n = std::min(kHopperStep, block.tokens - begin);
-      float products[kHopperStep];
-      for (int k = 0; k < n; ++k) products[k] = p[begin + k] * block.codes[begin + k][d];
-      sums[d] = hopper_accumulate(sums[d], products, n);
-    }
-  }
-}
-
-/// docs/numerics.md section 3, the log-domain form.
-void attend_block_log_domain(const DecodeArgs& a, const Block& block, RowTile& tile, int r) {
-  const float c = tile.scale[r] * a.softmax_scale * kLog2E;
-  float y[kMaxBlock];
-  float block_max = -FLT_MAX;
-  for (int j = 0; j < block.tokens; ++j) {
-    // Both operations are fused or not alike in every code path: one multiply, one FMA.
-    y[j] = sees(tile, r, block, j)
-               ? std::fma(score(tile, r, block, j, a.numerics) * block.scale[j], c,
-                          block.log2_scale[j])
-               : -kInf;
-    block_max = std::fmax(block_max, y[j]);
-  }
-  float p_quantized[kMaxBlock];
-  float block_sum = 0.0f, block_norm = 0.0f;
-  for (int j = 0; j < block.tokens; ++j) {
-    const float p = kE4m3Max * exp2_nonpositive(y[j] - block_max);
-    p_quantized[j] = e4m3_to_float(e4m3_from_float(p));
-    block_sum = std::fma(p, block.inverse_scale[j], block_sum);
-    block_norm = std::fma(p_quantized[j], block.inverse_scale[j], block_norm);
-  }
-  if (!a.numerics.normalize_by_quantized_p) block_norm = block_sum;
-
-  float t[kKvLoraRank] = {};
-  multiply_values(block, p_quantized, a.numerics, t);
-
-  const float max = std::fmax(tile.max[r], block_max);
-  const float keep = exp2_nonpositive(tile.max[r] - max);
-  const float add = exp2_nonpositive(block_max - max);
-  if (keep != 1.0f) {
-    for (float& o : tile.out[r]) o *= keep;
-    tile.sum[r] *= keep;
-    tile.norm[r] *= keep;
-  }
-  for (int d = 0; d < kKvLoraRank; ++d) tile.out[r][d] = std::fma(t[d], add, tile.out[r][d]);
-  tile.sum[r] = std::fma(block_sum, add, tile.sum[r]);
-  tile.norm[r] = std::fma(block_norm, add, tile.norm[r]);
-  tile.max[r] = max;
-}
-
 /// The paper's Algorithm 1: the running max and the P scale go from block to block, and with
 /// Accumulate::hopper the output accumulates in place. sum is kept apart from sigma, which it would
 /// overflow with.
 void attend_block_chained(const DecodeArgs& a, const Block& block, RowTile& tile, int r) {
   const float c = tile.scale[r] * a.softmax_scale;
-  float x[kMaxBlock];
+  float* x = tile.scores[r];
   float max = tile.max[r];
   for (int j = 0; j < block.tokens; ++j) {
-    x[j] = sees(tile, r, block, j) ? score(tile, r, block, j, a.numerics) * block.scale[j] * c : -kInf;
+    x[j] = tile.sees(block, r, j) ? x[j] * block.scale[j] * c : -kInf;
     max = std::fmax(max, x[j]);
   }
   float fused[kMaxBlock], block_sum = 0.0f, fused_max = 0.0f;
@@ -225,12 +112,24 @@ void attend_block_chained(const DecodeArgs& a, const Block& block, RowTile& tile
   const float decay = std::exp(tile.max[r] - max);
   const float gamma = decay * (tile.sigma[r] / sigma);
   for (float& o : tile.out[r]) o = o == 0.0f ? 0.0f : o * gamma;
-  multiply_values(block, p_quantized, a.numerics, tile.out[r]);
+  multiply_values(a.numerics, block, p_quantized, tile.out[r]);
   tile.sum[r] = tile.sum[r] * decay + block_sum;
-  tile.norm[r] = a.numerics.normalize_by_quantized_p ? tile.norm[r] * decay + block_norm
-                                                     : tile.sum[r];
+  tile.norm[r] =
+      a.numerics.normalize_by_quantized_p ? tile.norm[r] * decay + block_norm : tile.sum[r];
   tile.max[r] = max;
   tile.sigma[r] = sigma;
+}
+
+void attend_block(const DecodeArgs& a, const Kernels& kernels, const Block& block, RowTile& tile) {
+  kernels.score(a.numerics, block, tile);
+  if (a.numerics.form == NumericsOptions::Form::chained) {
+    for (int r = 0; r < tile.rows; ++r) attend_block_chained(a, block, tile, r);
+    return;
+  }
+  for (int r = 0; r < tile.rows; ++r) {
+    kernels.softmax(a.numerics, block, tile, r, tile.scale[r] * a.softmax_scale * kLog2E);
+  }
+  kernels.accumulate(a.numerics, block, tile);
 }
 
 /// out / norm, and lse in natural log.
@@ -257,24 +156,17 @@ void write_row(const DecodeArgs& a, std::int64_t request, std::int64_t row, cons
   if (a.lse) *a.lse_at(request, row) = lse;
 }
 
-void attend_chunk(const DecodeArgs& a, const Chunk& chunk, std::int64_t first_row, int p_block,
-                  Scratch& scratch) {
+void attend_chunk(const DecodeArgs& a, const Kernels& kernels, const Chunk& chunk,
+                  std::int64_t first_row, int p_block, Scratch& scratch) {
   RowTile& tile = scratch.tile;
-  load_rows(a, chunk.request, first_row, tile);
+  load_rows(a, kernels, chunk.request, first_row, tile);
   const std::int64_t end =
       std::min({chunk.end, static_cast<std::int64_t>(a.cache_seqlens[chunk.request]),
                 a.block_table.max_blocks * kPageTokens});
-  const bool count_faults = a.status && first_row == 0;
   for (std::int64_t begin = chunk.begin; begin < end; begin += p_block) {
-    load_block(a, chunk.request, begin, std::min(begin + p_block, end), count_faults,
+    load_block(a, kernels, chunk.request, begin, std::min(begin + p_block, end), first_row == 0,
                scratch.block);
-    for (int r = 0; r < tile.rows; ++r) {
-      if (a.numerics.form == NumericsOptions::Form::chained) {
-        attend_block_chained(a, scratch.block, tile, r);
-      } else {
-        attend_block_log_domain(a, scratch.block, tile, r);
-      }
-    }
+    attend_block(a, kernels, scratch.block, tile);
   }
   for (int r = 0; r < tile.rows; ++r) {
     const std::int64_t row = first_row + r;
@@ -342,16 +234,24 @@ void check_plan(const DecodeArgs& a, const ScheduleHeader& header) {
 void decode_fp8(const DecodeArgs& a) {
   const auto& header = *reinterpret_cast<const ScheduleHeader*>(a.schedule);
   check_plan(a, header);
-  const auto scratch = std::make_unique<Scratch>();
-  for (std::int64_t worker = 0; worker < header.workers; ++worker) {
-    for (std::int64_t first_row = 0; first_row < a.rows(); first_row += kRowTile) {
-      WorkerChunks chunks(a.schedule, a.num_splits, a.cache_seqlens, a.b, a.slots, worker);
-      for (Chunk chunk; chunks.next(chunk);) {
-        attend_chunk(a, chunk, first_row, header.p_block, *scratch);
-      }
+  const Kernels& kernels = choose_kernels(a.numerics);
+  const std::int64_t row_tiles = ceil_div(a.rows(), kRowTile);
+  const std::int64_t jobs = header.workers * row_tiles;
+  const int threads = static_cast<int>(std::min<std::int64_t>(omp_get_max_threads(), jobs));
+  std::vector<std::unique_ptr<Scratch>> scratch(threads);  // allocated here: it may throw
+  for (auto& one : scratch) one = std::make_unique_for_overwrite<Scratch>();
+
+#pragma omp parallel for schedule(dynamic) num_threads(threads)
+  for (std::int64_t job = 0; job < jobs; ++job) {
+    const std::int64_t worker = job / row_tiles, first_row = job % row_tiles * kRowTile;
+    WorkerChunks chunks(a.schedule, a.num_splits, a.cache_seqlens, a.b, a.slots, worker);
+    for (Chunk chunk; chunks.next(chunk);) {
+      attend_chunk(a, kernels, chunk, first_row, header.p_block, *scratch[omp_get_thread_num()]);
     }
   }
+
   const float zeros[kKvLoraRank] = {};
+#pragma omp parallel for schedule(static)
   for (std::int64_t request = 0; request < a.b; ++request) {
     const bool planned = request < header.b;
     if (planned && a.num_splits[request + 1] - a.num_splits[request] < 2) continue;

@@ -21,8 +21,8 @@ struct Sequence {
 
 Sequence gather(const DecodeArgs& a, std::int64_t request) {
   Sequence sequence;
-  const std::int64_t end = std::min<std::int64_t>(
-      std::max(a.cache_seqlens[request], 0), a.block_table.max_blocks * kPageTokens);
+  const std::int64_t end = std::min<std::int64_t>(std::max(a.cache_seqlens[request], 0),
+                                                  a.block_table.max_blocks * kPageTokens);
   for (std::int64_t position = 0; position < end; ++position) {
     const std::int64_t page = a.block_table.page(request, position / kPageTokens);
     if (page < 0 || page >= a.cache.num_pages) {
