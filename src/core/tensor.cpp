@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <limits>
+
 #include "core/check.h"
 #include "snapmla/error.h"
 
@@ -51,10 +53,14 @@ TensorView::TensorView(const void* data_, DType dtype_, std::span<const std::int
     : data(const_cast<void*>(data_)), dtype(dtype_), device(device_) {
   check(shape_.size() <= kMaxRank, "shape", fmt::format("at most {} dimensions", kMaxRank),
         shape_.size());
+  constexpr std::int64_t kMaxBytes = std::numeric_limits<std::int64_t>::max();
   rank = static_cast<int>(shape_.size());
   std::int64_t stride = 1;
   for (int d = rank - 1; d >= 0; --d) {
     check(shape_[d] >= 0, "shape", "no negative dimension", shape_[d]);
+    // Every size and offset that is computed from the shape must fit into 63 bits.
+    check(shape_[d] == 0 || stride <= kMaxBytes / 8 / shape_[d], "shape", "less than 2^63 bytes",
+          shape_[d]);
     shape[d] = shape_[d];
     strides[d] = stride;
     stride *= shape_[d];
@@ -81,6 +87,7 @@ std::int64_t TensorView::numel() const noexcept {
 }
 
 bool TensorView::is_contiguous() const noexcept {
+  if (numel() == 0) return true;
   std::int64_t stride = 1;
   for (int d = rank - 1; d >= 0; --d) {
     if (shape[d] != 1 && strides[d] != stride) return false;

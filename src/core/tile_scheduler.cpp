@@ -72,7 +72,9 @@ void schedule_fixed(const std::int32_t* cache_seqlens, const ScheduleHeader& hea
   std::int64_t total = 0;
   for (std::int64_t i = 0; i < header.b; ++i) {
     const std::int64_t blocks = plan_blocks(cache_seqlens[i]);
-    total += blocks + fixed_splits(blocks, header) * kRequestOverhead;
+    const std::int64_t splits = fixed_splits(blocks, header);
+    total += fixed_work(blocks, splits,
+                        split_length(cache_seqlens[i], splits, header) / kPlanBlockTokens);
   }
   const std::int64_t per_worker = std::max<std::int64_t>(ceil_div(total, header.workers), 1);
 

@@ -93,6 +93,13 @@ SNAPMLA_HD std::int64_t split_length(std::int64_t seqlen, std::int64_t splits,
   return ceil_div(blocks, splits) * kPlanBlockTokens;
 }
 
+/// Fixed modes: units on the line of a request of `blocks` blocks in `splits` splits of `length`
+/// blocks. More than overhead + blocks where rounding the length up leaves the last splits empty.
+SNAPMLA_HD std::int64_t fixed_work(std::int64_t blocks, std::int64_t splits, std::int64_t length) {
+  const std::int64_t last = blocks - (splits - 1) * length;
+  return splits * kRequestOverhead + (splits - 1) * length + (last > 0 ? last : 0);
+}
+
 /// Walks the chunks of one worker:   for (WorkerChunks it(...); it.next(chunk);) ...
 /// Everything read from the plan is clamped to the call's own sizes, so that a stale or foreign
 /// plan cannot lead outside the caller's buffers. `slots` is the number of partial results that
@@ -112,6 +119,7 @@ class WorkerChunks {
     const std::int64_t limit = header_->b < b ? header_->b : b;
     last_ = row_.last_request < limit ? row_.last_request : limit - 1;
     if (request_ < 0) request_ = limit;
+    if (split_ < 0) split_ = 0;
   }
 
   SNAPMLA_HD bool next(Chunk& chunk) {
@@ -131,6 +139,7 @@ class WorkerChunks {
       chunk.end = split_ + 1 < splits ? chunk.begin + length : kOpenEnd;
       more = split_ + 1 < splits && !(is_last && split_ >= row_.last_split);
     }
+    if (chunk.begin < 0) chunk.begin = 0;
     chunk.slot = splits == 1 ? -1 : first_slot + split_;
     if (chunk.slot >= slots_) chunk.slot = slots_ - 1;
     if (more) {

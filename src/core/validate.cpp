@@ -52,7 +52,7 @@ void check_dtype(const TensorView& t, std::string_view name, std::initializer_li
     rule += dtype_name(dtype);
     ok = ok || t.dtype == dtype;
   }
-  check(ok, name, rule, dtype_name(t.dtype));
+  check(ok && t.defined(), name, rule, t.defined() ? dtype_name(t.dtype) : "no tensor");
 }
 
 void check_device(const TensorView& t, std::string_view name, Device device) {
@@ -393,6 +393,8 @@ PlanOptions resolve_plan_options(const PlanSpec& spec, const PlanOptions& option
   if (resolved.p_block == 0) resolved.p_block = p_block;
   const std::int64_t partials = max_partial_results(make_schedule_header(spec, resolved));
   check(partials <= kInt32Max, "options", "fewer than 2^31 partial results (b * splits)", partials);
+  check(partials <= std::numeric_limits<std::int64_t>::max() / partial_result_bytes(spec.rows),
+        "options", "a workspace of less than 2^63 bytes (partial results * rows * 2052)", partials);
   return resolved;
 }
 
@@ -422,10 +424,16 @@ void validate_numerics(const NumericsOptions& numerics) {
 }
 
 void validate_problem(const DecodeProblem& problem) {
-  check(problem.b >= 0, "problem.b", "b >= 0", problem.b);
-  check(problem.s_q >= 1, "problem.s_q", "s_q >= 1", problem.s_q);
-  check(problem.h_q >= 1, "problem.h_q", "h_q >= 1", problem.h_q);
-  check(problem.max_seqlen >= 0, "problem.max_seqlen", "max_seqlen >= 0", problem.max_seqlen);
+  constexpr std::int64_t kInt32Max = std::numeric_limits<std::int32_t>::max();
+  check(problem.b >= 0 && problem.b < kInt32Max, "problem.b", "0 <= b < 2^31 - 1", problem.b);
+  check(problem.s_q >= 1 && problem.s_q <= kInt32Max, "problem.s_q", "1 <= s_q < 2^31",
+        problem.s_q);
+  check(problem.h_q >= 1 && problem.h_q <= kInt32Max / problem.s_q, "problem.h_q",
+        "h_q >= 1 and s_q * h_q < 2^31", problem.h_q);
+  check(problem.max_seqlen >= 0 && problem.max_seqlen <= kInt32Max, "problem.max_seqlen",
+        "0 <= max_seqlen < 2^31", problem.max_seqlen);
+  check(problem.b * problem.max_seqlen < (std::int64_t{1} << 53), "problem.b",
+        "b * max_seqlen < 2^53", problem.b);
   check(problem.out_dtype == DType::bf16 || problem.out_dtype == DType::f32, "problem.out_dtype",
         "bf16 or f32", dtype_name(problem.out_dtype));
   validate_numerics(problem.numerics);
@@ -502,6 +510,32 @@ Validated<DecodeArgs> validate_decode(const DecodePlan& plan, const QuantizedQue
   validate_numerics(options.numerics);
   args.numerics = options.numerics;
   return {args, device};
+}
+
+void check_host_plan(const DecodeArgs& a) {
+  const auto& header = *reinterpret_cast<const ScheduleHeader*>(a.schedule);
+  check(header.version == kPlanVersion, "plan.schedule",
+        fmt::format("version {} in word 0 (made by plan_decode)", kPlanVersion), header.version);
+  check(header.p_block == 64 || header.p_block == 128, "plan.schedule",
+        "a P block of 64 or 128 in word 1", header.p_block);
+  check(header.workers == a.schedule_rows - 1, "plan.schedule",
+        fmt::format("{} workers, as it has {} rows", a.schedule_rows - 1, a.schedule_rows),
+        header.workers);
+  check(header.rows == a.rows(), "plan.schedule",
+        fmt::format("a plan for rows = s_q * h_q = {}", a.rows()), header.rows);
+  const std::int64_t requests = std::min<std::int64_t>(header.b, a.b);
+  check(requests >= 0, "plan.schedule", "a number of requests in word 3", header.b);
+  check(a.num_splits[0] == 0, "plan.num_splits", "0 as its first word", a.num_splits[0]);
+  for (std::int64_t i = 0; i < requests; ++i) {
+    check(a.num_splits[i] <= a.num_splits[i + 1], "plan.num_splits", "no decrease",
+          fmt::format("{} then {}", a.num_splits[i], a.num_splits[i + 1]));
+  }
+  const std::int64_t used = requests > 0 ? a.num_splits[requests] : 0;
+  check(used <= a.slots, "workspace",
+        fmt::format("{} bytes for the {} partial results of this plan (workspace_bytes with the "
+                    "plan's own options)",
+                    used * partial_result_bytes(a.rows()), used),
+        fmt::format("room for {}", a.slots));
 }
 
 Validated<MergeArgs> validate_merge(const TensorView& outs, const TensorView& lses,

@@ -39,6 +39,9 @@ Validated<DecodeArgs> validate_decode(const DecodePlan& plan, const QuantizedQue
                                       const TensorView& cache_seqlens, float softmax_scale,
                                       bool causal, const TensorView& out, const TensorView& lse,
                                       const TensorView& workspace, const DecodeOptions& options);
+/// What a plan in host memory allows to check besides: a plan for something else is then an error,
+/// where devices can only clamp.
+void check_host_plan(const DecodeArgs& args);
 Validated<MergeArgs> validate_merge(const TensorView& outs, const TensorView& lses,
                                     const TensorView& out, const TensorView& lse);
 

@@ -10,8 +10,8 @@
 #include <memory>
 #include <vector>
 
-#include "core/check.h"
 #include "core/tile_scheduler.h"
+#include "core/validate.h"
 #include "cpu/data_path.h"
 #include "cpu/tile.h"
 
@@ -203,37 +203,11 @@ void combine_row(const DecodeArgs& a, std::int64_t request, std::int64_t row) {
   write_row(a, request, row, out, sum == 0.0f ? -kInf : max + std::log(sum));
 }
 
-/// On the CPU the plan can be read, so a plan for something else is an error, not a clamp.
-void check_plan(const DecodeArgs& a, const ScheduleHeader& header) {
-  check(header.version == kPlanVersion, "plan.schedule",
-        fmt::format("version {} in word 0 (made by plan_decode)", kPlanVersion), header.version);
-  check(header.p_block == 64 || header.p_block == 128, "plan.schedule",
-        "a P block of 64 or 128 in word 1", header.p_block);
-  check(header.workers == a.schedule_rows - 1, "plan.schedule",
-        fmt::format("{} workers, as it has {} rows", a.schedule_rows - 1, a.schedule_rows),
-        header.workers);
-  check(header.rows == a.rows(), "plan.schedule",
-        fmt::format("a plan for rows = s_q * h_q = {}", a.rows()), header.rows);
-  const std::int64_t requests = std::min<std::int64_t>(header.b, a.b);
-  check(requests >= 0 && a.num_splits[0] == 0, "plan.num_splits", "0 as its first word",
-        a.num_splits[0]);
-  for (std::int64_t i = 0; i < requests; ++i) {
-    check(a.num_splits[i] <= a.num_splits[i + 1], "plan.num_splits", "no decrease",
-          fmt::format("{} then {}", a.num_splits[i], a.num_splits[i + 1]));
-  }
-  const std::int64_t used = requests > 0 ? a.num_splits[requests] : 0;
-  check(used <= a.slots, "workspace",
-        fmt::format("{} bytes for the {} partial results of this plan (workspace_bytes with the "
-                    "plan's own options)",
-                    used * partial_result_bytes(a.rows()), used),
-        fmt::format("room for {}", a.slots));
-}
-
 }  // namespace
 
 void decode_fp8(const DecodeArgs& a) {
   const auto& header = *reinterpret_cast<const ScheduleHeader*>(a.schedule);
-  check_plan(a, header);
+  check_host_plan(a);
   const Kernels& kernels = choose_kernels(a.numerics);
   const std::int64_t row_tiles = ceil_div(a.rows(), kRowTile);
   const std::int64_t jobs = header.workers * row_tiles;

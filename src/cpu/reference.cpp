@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/tile_scheduler.h"
+#include "core/validate.h"
 #include "cpu/data_path.h"
 
 namespace snapmla::cpu {
@@ -84,6 +85,7 @@ void attend(const DecodeArgs& a, const Sequence& sequence, std::int64_t request,
 }  // namespace
 
 void decode_reference(const DecodeArgs& a) {
+  check_host_plan(a);
   const std::int32_t planned = reinterpret_cast<const ScheduleHeader*>(a.schedule)->b;
   for (std::int64_t request = 0; request < a.b; ++request) {
     const Sequence sequence = request < planned ? gather(a, request) : Sequence{};
