@@ -4,8 +4,8 @@
 //
 // With PDL a kernel may start while its predecessor in the stream still runs. The rule that makes
 // this safe for any mix of our kernels and other people's: every thread of every kernel calls
-// wait_for_predecessor() before its first access to global memory, reads and writes alike. As a grid
-// then can't finish before its predecessor has, the order holds along the whole chain.
+// wait_for_predecessor() before its first access to global memory, reads and writes alike. As a
+// grid then can't finish before its predecessor has, the order holds along the whole chain.
 //
 // Memory must not be read through the non-coherent path (__ldg, const __restrict__): the compiler
 // may move such loads above the wait.

@@ -42,7 +42,8 @@ __device__ __forceinline__ float2 floats_from_bf16x2(std::uint32_t pair) {
   return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
 }
 
-/// Maximum over the warp of values that are neither negative nor NaN: their bits order like integers.
+/// Maximum over the warp of values that are neither negative nor NaN: their bits order like
+/// integers.
 __device__ __forceinline__ float warp_max_nonnegative(float x) {
   return __uint_as_float(__reduce_max_sync(kFullMask, __float_as_uint(x)));
 }

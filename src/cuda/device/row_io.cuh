@@ -34,7 +34,7 @@ struct Word<16> {
 /// kWidth values of type T (Bf16Bits or float) as loaded, not yet converted.
 template <class T, int kWidth>
 struct Packed {
-  using Raw = typename Word<kWidth * static_cast<int>(sizeof(T))>::type;
+  using Raw = typename Word<kWidth* static_cast<int>(sizeof(T))>::type;
   Raw raw;
 
   __device__ __forceinline__ static Packed load(const T* p) {

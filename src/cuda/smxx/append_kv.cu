@@ -1,15 +1,15 @@
-#include "cuda/smxx/append_kv.h"
-
 #include "cuda/device/launch.cuh"
+#include "cuda/smxx/append_kv.h"
 #include "cuda/smxx/quantize_row.cuh"
 
 namespace snapmla::cuda {
 namespace {
 
 constexpr int kWarps = 4;
+constexpr int kThreads = kWarps * kWarpSize;
 
 template <class T>
-__global__ void __launch_bounds__(kWarps* kWarpSize)
+__global__ void __launch_bounds__(kThreads, 12)
     append_kv_kernel(const __grid_constant__ AppendArgs a) {
   wait_for_predecessor();
   release_successor();
@@ -37,8 +37,7 @@ void launch_append_kv(const AppendArgs& args, cudaStream_t stream, bool pdl) {
   if (args.tokens == 0) return;
   const auto kernel =
       args.content.dtype == DType::bf16 ? append_kv_kernel<Bf16Bits> : append_kv_kernel<float>;
-  launch("append_kv kernel", kernel, {grid_size(args.tokens, kWarps), kWarps * kWarpSize}, stream,
-         pdl, args);
+  launch("append_kv kernel", kernel, {grid_size(args.tokens, kWarps), kThreads}, stream, pdl, args);
 }
 
 }  // namespace snapmla::cuda

@@ -1,16 +1,15 @@
-#include "cuda/smxx/copy_tokens.h"
-
 #include "cuda/device/launch.cuh"
 #include "cuda/device/math.cuh"
+#include "cuda/smxx/copy_tokens.h"
 
 namespace snapmla::cuda {
 namespace {
 
 constexpr int kWarps = 4;
+constexpr int kThreads = kWarps * kWarpSize;
 
 /// A warp per token: 16 bytes of content and 4 of RoPE per lane.
-__global__ void __launch_bounds__(kWarps* kWarpSize)
-    copy_tokens_kernel(const __grid_constant__ CopyArgs a) {
+__global__ void __launch_bounds__(kThreads) copy_tokens_kernel(const __grid_constant__ CopyArgs a) {
   wait_for_predecessor();
   release_successor();
   const int lane = lane_id();
@@ -35,8 +34,8 @@ __global__ void __launch_bounds__(kWarps* kWarpSize)
 
 void launch_copy_tokens(const CopyArgs& args, cudaStream_t stream, bool pdl) {
   if (args.tokens == 0) return;
-  launch("copy_tokens kernel", copy_tokens_kernel,
-         {grid_size(args.tokens, kWarps), kWarps * kWarpSize}, stream, pdl, args);
+  launch("copy_tokens kernel", copy_tokens_kernel, {grid_size(args.tokens, kWarps), kThreads},
+         stream, pdl, args);
 }
 
 }  // namespace snapmla::cuda

@@ -1,13 +1,14 @@
-#include "cuda/smxx/fetch_dequant.h"
-
 #include "cuda/device/launch.cuh"
 #include "cuda/device/row_io.cuh"
+#include "cuda/smxx/fetch_dequant.h"
 
 namespace snapmla::cuda {
 namespace {
 
 constexpr int kWarps = 8;
-constexpr int kBlocksPerSm = 8;  // 64 warps: all that fit
+constexpr int kThreads = kWarps * kWarpSize;
+constexpr int kSlotsBlocksPerSm = 8;   // 64 warps: all that fit
+constexpr int kRangesBlocksPerSm = 4;  // needs more than 32 registers
 
 /// One warp reads one token: each lane 8 codes twice and 2 RoPE values, so that loads of 256 bytes
 /// and stores of 512 bytes (bf16) are contiguous over the warp.
@@ -60,7 +61,7 @@ __device__ __forceinline__ void fetch_token(const FetchArgs& a, std::int64_t slo
 }
 
 template <class T>
-__global__ void __launch_bounds__(kWarps* kWarpSize, kBlocksPerSm)
+__global__ void __launch_bounds__(kThreads, kSlotsBlocksPerSm)
     fetch_slots_kernel(const __grid_constant__ FetchArgs a) {
   wait_for_predecessor();
   release_successor();
@@ -82,7 +83,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, kBlocksPerSm)
 /// requests 32 at a time, each lane holding one, so that any number of requests and any mix of
 /// lengths is spread evenly without knowing a length on the host.
 template <class T>
-__global__ void __launch_bounds__(kWarps* kWarpSize, kBlocksPerSm)
+__global__ void __launch_bounds__(kThreads, kRangesBlocksPerSm)
     fetch_ranges_kernel(const __grid_constant__ FetchArgs a) {
   wait_for_predecessor();
   release_successor();
@@ -130,19 +131,20 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, kBlocksPerSm)
 
 void launch_fetch_dequant(const FetchArgs& args, cudaStream_t stream, bool pdl, int sm_count) {
   const bool bf16 = args.content.dtype == DType::bf16;
-  const dim3 block(kWarps * kWarpSize);
-  const std::int64_t resident = std::int64_t{sm_count} * kBlocksPerSm;
+  const dim3 block(kThreads);
+  const auto resident = [&](int blocks_per_sm) { return std::int64_t{sm_count} * blocks_per_sm; };
   if (!args.by_ranges) {
     if (args.rows == 0) return;
     launch("fetch_dequant kernel", bf16 ? fetch_slots_kernel<Bf16Bits> : fetch_slots_kernel<float>,
-           {grid_size(args.rows, kWarps, resident), block}, stream, pdl, args);
+           {grid_size(args.rows, kWarps, resident(kSlotsBlocksPerSm)), block}, stream, pdl, args);
     return;
   }
   if (args.b == 0) return;
   // Ranges may name any number of rows outside `out`, so an empty `out` still has faults to count.
   launch("fetch_dequant by ranges kernel",
          bf16 ? fetch_ranges_kernel<Bf16Bits> : fetch_ranges_kernel<float>,
-         {grid_size(args.rows > 0 ? args.rows : 1, kWarps, resident), block}, stream, pdl, args);
+         {grid_size(args.rows > 0 ? args.rows : 1, kWarps, resident(kRangesBlocksPerSm)), block},
+         stream, pdl, args);
 }
 
 }  // namespace snapmla::cuda

@@ -1,15 +1,15 @@
-#include "cuda/smxx/quantize_query.h"
-
 #include "cuda/device/launch.cuh"
+#include "cuda/smxx/quantize_query.h"
 #include "cuda/smxx/quantize_row.cuh"
 
 namespace snapmla::cuda {
 namespace {
 
 constexpr int kWarps = 4;
+constexpr int kThreads = kWarps * kWarpSize;
 
 template <class T>
-__global__ void __launch_bounds__(kWarps* kWarpSize)
+__global__ void __launch_bounds__(kThreads)
     quantize_query_kernel(const __grid_constant__ QuantizeQueryArgs a) {
   wait_for_predecessor();
   release_successor();
@@ -40,8 +40,7 @@ void launch_quantize_query(const QuantizeQueryArgs& args, cudaStream_t stream, b
   if (rows == 0) return;
   const auto kernel = args.content.dtype == DType::bf16 ? quantize_query_kernel<Bf16Bits>
                                                         : quantize_query_kernel<float>;
-  launch("quantize_query kernel", kernel, {grid_size(rows, kWarps), kWarps * kWarpSize}, stream,
-         pdl, args);
+  launch("quantize_query kernel", kernel, {grid_size(rows, kWarps), kThreads}, stream, pdl, args);
 }
 
 }  // namespace snapmla::cuda

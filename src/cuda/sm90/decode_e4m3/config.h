@@ -1,0 +1,34 @@
+#pragma once
+
+#include "snapmla/cache.h"
+
+namespace snapmla::cuda::sm90 {
+
+inline constexpr int kWarpgroupThreads = 128;
+
+/// One variant of the kernel. kRowsOfTile: the query rows of a tile that softmax and PV work on (N of
+/// PV's wgmma); QK always multiplies 64, the smallest M of wgmma. kAccumulators: FP8 accumulators
+/// over the 512 content dimensions of QK, added in fp32.
+template <int kRowsOfTile, int kAccumulators>
+struct Config {
+  static constexpr int kRows = kRowsOfTile;
+  static constexpr int kQkAccumulators = kAccumulators;
+  static_assert(kRows == 16 || kRows == 32 || kRows == 64);
+  static_assert(kQkAccumulators == 1 || kQkAccumulators == 2 || kQkAccumulators == 4);
+
+  static constexpr int kBlockTokens = kPageTokens;  // one page, one P block
+  static constexpr int kStages = 4;                 // blocks of cache in shared memory
+  static constexpr int kPSlots = 4;                 // blocks of P
+
+  // Warpgroups: 0 loads, 1 does QK and softmax, 2 and 3 do PV for 256 value columns each.
+  static constexpr int kWarpgroups = 4;
+  static constexpr int kThreads = kWarpgroups * kWarpgroupThreads;
+  // Registers per thread: 65536 / 128 = 512 for one thread of each warpgroup. PV needs 128 for the
+  // output (64 rows x 256 columns), 32 for one tile of it and 16 for value fragments.
+  static constexpr int kLoadRegisters = 32;
+  static constexpr int kQkRegisters = kAccumulators == 1 ? 96 : 96;
+  static constexpr int kPvRegisters = kAccumulators == 1 ? 192 : 192;
+  static_assert(kLoadRegisters + kQkRegisters + 2 * kPvRegisters <= 512);
+};
+
+}  // namespace snapmla::cuda::sm90
