@@ -220,7 +220,7 @@ DeviceBuffer random_bf16(std::int64_t count, std::uint64_t seed) {
 
 Options parse_options(int argc, char** argv, const char* description) {
   Options options;
-  for (int i = 0; i < argc; ++i) options.command += (i ? " " : "") + std::string(argv[i]);
+  for (int i = 0; i < argc; ++i) options.command.append(i ? " " : "").append(argv[i]);
   const auto value = [&](int& i) -> std::string {
     if (i + 1 < argc) return argv[++i];
     std::fprintf(stderr, "%s needs a value\n", argv[i]);

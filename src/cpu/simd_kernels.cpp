@@ -245,10 +245,7 @@ namespace snapmla::cpu {
 
 HWY_EXPORT(get_kernels);
 
-const Kernels* simd_kernels() {
-  static const Kernels* const kernels = HWY_DYNAMIC_DISPATCH(get_kernels)();
-  return kernels;
-}
+const Kernels* simd_kernels() { return HWY_DYNAMIC_DISPATCH(get_kernels)(); }
 
 }  // namespace snapmla::cpu
 #endif

@@ -29,14 +29,18 @@ struct Variant {
   Launch launch;
 };
 
-template <int kRows, int kAccumulators>
+template <int kRows, int kAccumulators, bool kDelay = true>
 void launch_config(const DecodeArgs& args, cudaStream_t stream, bool pdl) {
-  cuda::sm90::launch_variant<cuda::sm90::Config<kRows, kAccumulators>>(args, stream, pdl);
+  cuda::sm90::launch_variant<cuda::sm90::Config<kRows, kAccumulators, kDelay>>(args, stream, pdl);
 }
 
 const std::vector<Variant> kVariants = {
     {"default", cuda::sm90::launch_decode_e4m3},
     {"qk1", launch_config<64, 1>},
+    {"now1", launch_config<64, 1, false>},
+    {"now2", launch_config<64, 2, false>},
+    {"r16", launch_config<16, 2>},
+    {"r16now", launch_config<16, 2, false>},
     {"qk2", launch_config<64, 2>},
     {"qk4", launch_config<64, 4>},
 };
@@ -61,7 +65,7 @@ void report_accuracy(const char* name, const Problem& problem) {
   const Result pipeline_fp8 = run(problem);
   force_backend("cuda");
   for (const Variant& variant : kVariants) {
-    if (problem.spec.rows() > 64 && std::strcmp(variant.name, "default") == 0) continue;
+    if (std::strncmp(variant.name, "r16", 3) == 0) continue;
     const DecodeArgs args = decode_args(pipeline);
     pipeline.out_buffer().fill(0xff);
     variant.launch(args, device_memory().cuda_stream(), true);
@@ -190,7 +194,8 @@ double median(std::vector<double> v) {
   return v[v.size() / 2];
 }
 
-void time_case(const Pool& pool, const TimeCase& t, const Variant& variant) {
+/// once: plain launches for a profiler instead of timing.
+void time_case(const Pool& pool, const TimeCase& t, const Variant& variant, bool once = false) {
   force_backend("cuda");
   DeviceMemory& memory = device_memory();
   const Device device = memory.device();
@@ -257,6 +262,11 @@ void time_case(const Pool& pool, const TimeCase& t, const Variant& variant) {
             .args);
   }
   cudaStream_t stream = memory.cuda_stream();
+  if (once) {
+    for (const DecodeArgs& a : args) variant.launch(a, stream, false);
+    memory.synchronize();
+    return;
+  }
   const auto make_graph = [&](bool combine) {
     cudaGraph_t graph;
     cudaGraphExec_t exec;
@@ -306,6 +316,11 @@ void time_case(const Pool& pool, const TimeCase& t, const Variant& variant) {
   cudaGraphExecDestroy(main_only);
 }
 
+void once(int heads) {
+  const Pool pool;
+  time_case(pool, {32, heads, 1, 32768, false}, kVariants[0], true);
+}
+
 void time_all(const char* filter) {
   const Pool pool;
   const std::vector<TimeCase> cases = {
@@ -317,7 +332,9 @@ void time_all(const char* filter) {
   for (std::size_t i = 0; i < cases.size(); ++i) {
     for (const Variant& variant : kVariants) {
       const bool is_default = std::strcmp(variant.name, "default") == 0;
-      if (!is_default && (i >= 2 || std::strstr(filter, variant.name) == nullptr)) continue;
+      const bool narrow = std::strncmp(variant.name, "r16", 3) == 0;
+      if (!is_default && (i >= 3 || narrow != (i == 2))) continue;
+      if (!is_default && std::strstr(filter, variant.name) == nullptr) continue;
       time_case(pool, cases[i], variant);
     }
   }
@@ -331,10 +348,12 @@ int main(int argc, char** argv) {
   try {
     if (command == "accuracy") {
       snapmla::test::accuracy(argc - 2, argv + 2);
+    } else if (command == "once") {
+      snapmla::test::once(argc > 2 ? std::atoi(argv[2]) : 64);
     } else if (command == "time") {
       snapmla::test::time_all(argc > 2 ? argv[2] : "");
     } else {
-      std::printf("usage: %s accuracy [capture.bin] | time [variants]\n", argv[0]);
+      std::printf("usage: %s accuracy [capture.bin] | time [variants] | once [heads]\n", argv[0]);
       return 2;
     }
   } catch (const std::exception& error) {

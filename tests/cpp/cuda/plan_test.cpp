@@ -82,6 +82,22 @@ class CudaPlanTest : public CudaTest {
         << what << ", b=" << spec.b << " rows=" << rows << " num_sms=" << options.num_sms
         << " forced_splits=" << options.forced_splits << " split_tokens=" << options.split_tokens;
   }
+
+  static void check_random(int trials) {
+    Random random(9);
+    for (int trial = 0; trial < trials; ++trial) {
+      PlanOptions options;
+      options.num_sms = static_cast<int>(random.integer(1, 200));
+      options.p_block = 64;
+      const std::int64_t mode = random.integer(0, 2);
+      if (mode == 1) options.forced_splits = static_cast<int>(random.integer(1, 300));
+      if (mode == 2) options.split_tokens = 128 * static_cast<int>(random.integer(1, 64));
+      const auto lengths =
+          make_lengths(random.integer(0, 300), static_cast<Lengths>(random.integer(0, 5)), random);
+      check(lengths, random.integer(1, 600), options, 131072, "random");
+      if (HasFatalFailure()) return;
+    }
+  }
 };
 
 TEST_F(CudaPlanTest, WordsEqualTheHostPlanners) {
@@ -131,21 +147,10 @@ TEST_F(CudaPlanTest, BatchesBeyondOneBlockOfThreads) {
   }
 }
 
-TEST_F(CudaPlanTest, RandomSpecs) {
-  Random random(9);
-  for (int trial = 0; trial < 2000; ++trial) {
-    PlanOptions options;
-    options.num_sms = static_cast<int>(random.integer(1, 200));
-    options.p_block = 64;
-    const std::int64_t mode = random.integer(0, 2);
-    if (mode == 1) options.forced_splits = static_cast<int>(random.integer(1, 300));
-    if (mode == 2) options.split_tokens = 128 * static_cast<int>(random.integer(1, 64));
-    const auto lengths =
-        make_lengths(random.integer(0, 300), static_cast<Lengths>(random.integer(0, 5)), random);
-    check(lengths, random.integer(1, 600), options, 131072, "random");
-    if (HasFatalFailure()) return;
-  }
-}
+TEST_F(CudaPlanTest, RandomSpecs) { check_random(2000); }
+
+// For slow tools.
+TEST_F(CudaPlanTest, FewSpecs) { check_random(30); }
 
 }  // namespace
 }  // namespace snapmla::test

@@ -9,10 +9,11 @@ inline constexpr int kWarpgroupThreads = 128;
 /// One variant of the kernel. kRowsOfTile: the query rows of a tile that softmax and PV work on (N of
 /// PV's wgmma); QK always multiplies 64, the smallest M of wgmma. kAccumulators: FP8 accumulators
 /// over the 512 content dimensions of QK, added in fp32.
-template <int kRowsOfTile, int kAccumulators>
+template <int kRowsOfTile, int kAccumulators, bool kDelay = true>
 struct Config {
   static constexpr int kRows = kRowsOfTile;
   static constexpr int kQkAccumulators = kAccumulators;
+  static constexpr bool kDelayHandOver = kDelay;
   static_assert(kRows == 16 || kRows == 32 || kRows == 64);
   static_assert(kQkAccumulators == 1 || kQkAccumulators == 2 || kQkAccumulators == 4);
 
@@ -25,9 +26,9 @@ struct Config {
   static constexpr int kThreads = kWarpgroups * kWarpgroupThreads;
   // Registers per thread: 65536 / 128 = 512 for one thread of each warpgroup. PV needs 128 for the
   // output (64 rows x 256 columns), 32 for one tile of it and 16 for value fragments.
-  static constexpr int kLoadRegisters = 32;
-  static constexpr int kQkRegisters = kAccumulators == 1 ? 96 : 96;
-  static constexpr int kPvRegisters = kAccumulators == 1 ? 192 : 192;
+  static constexpr int kLoadRegisters = 24;
+  static constexpr int kQkRegisters = kRows == 64 ? 104 : 128;
+  static constexpr int kPvRegisters = kRows == 64 ? 192 : 168;
   static_assert(kLoadRegisters + kQkRegisters + 2 * kPvRegisters <= 512);
 };
 

@@ -143,7 +143,9 @@ __device__ void run_qk_softmax(const Params& params, SharedStorage<Config>& smem
         }
         hand_over = false;
       };
-      if (!ptx::mbarrier_test_wait(&barriers.kv_full[stage], parity)) hand_over_p();
+      if (!Config::kDelayHandOver || !ptx::mbarrier_test_wait(&barriers.kv_full[stage], parity)) {
+        hand_over_p();
+      }
       ptx::mbarrier_wait(&barriers.kv_full[stage], parity);
       const int valid_tokens = smem.valid_tokens[stage];
 
