@@ -88,6 +88,13 @@ SNAPMLA_HD float scale_from_amax(float amax, ScaleMode mode) {
   return scale;
 }
 
+/// The larger of the two, `a` where b is NaN. fmax() will not do: it gives NaN for a signaling NaN,
+/// and widening a BF16 NaN to float may make one.
+template <class T>
+SNAPMLA_HD T max_ignoring_nan(T a, T b) {
+  return b > a ? b : a;
+}
+
 /// Scale as readers use it; the compare keeps NaN.
 SNAPMLA_HD float read_scale(float scale) { return scale < kMinReadScale ? kMinReadScale : scale; }
 

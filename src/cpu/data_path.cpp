@@ -28,7 +28,7 @@ void quantize_row(const Rows& content, std::int64_t content_offset, const Rows& 
                   std::uint16_t* rope_out) {
   float amax = 0.0f;
   for (int d = 0; d < kKvLoraRank; ++d) {
-    amax = std::fmax(amax, std::fabs(load(content, content_offset + d)));
+    amax = max_ignoring_nan(amax, std::fabs(load(content, content_offset + d)));
   }
   const float s = scale_from_amax(amax, mode);
   const float inverse = 1.0f / s;
@@ -134,7 +134,7 @@ void merge_states(const MergeArgs& a) {
     for (std::int64_t j = 0; j < a.s_q; ++j) {
       for (std::int64_t h = 0; h < a.h_q; ++h) {
         float max = -std::numeric_limits<float>::max();
-        for (std::int64_t n = 0; n < a.n; ++n) max = std::fmax(max, lse_of(n, i, j, h));
+        for (std::int64_t n = 0; n < a.n; ++n) max = max_ignoring_nan(max, lse_of(n, i, j, h));
         float sum = 0.0f;
         float values[kKvLoraRank] = {};
         for (std::int64_t n = 0; n < a.n; ++n) {

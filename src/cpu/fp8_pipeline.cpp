@@ -93,17 +93,17 @@ void attend_block_chained(const DecodeArgs& a, const Block& block, RowTile& tile
   float max = tile.max[r];
   for (int j = 0; j < block.tokens; ++j) {
     x[j] = tile.sees(block, r, j) ? x[j] * block.scale[j] * c : -kInf;
-    max = std::fmax(max, x[j]);
+    max = max_ignoring_nan(max, x[j]);
   }
   float fused[kMaxBlock], block_sum = 0.0f, fused_max = 0.0f;
   for (int j = 0; j < block.tokens; ++j) {
     const float e = std::exp(x[j] - max);
     block_sum += e;
     fused[j] = e * block.scale[j];
-    fused_max = std::fmax(fused_max, fused[j]);
+    fused_max = max_ignoring_nan(fused_max, fused[j]);
   }
   constexpr float kMinSigma = 0x1p-120f;
-  const float sigma = std::fmax(fused_max / kE4m3Max, kMinSigma);
+  const float sigma = std::max(fused_max / kE4m3Max, kMinSigma);
   float p_quantized[kMaxBlock], block_norm = 0.0f;
   for (int j = 0; j < block.tokens; ++j) {
     p_quantized[j] = e4m3_to_float(e4m3_from_float(fused[j] / sigma));
@@ -187,7 +187,7 @@ void combine_row(const DecodeArgs& a, std::int64_t request, std::int64_t row) {
   const std::int64_t first = a.num_splits[request], last = a.num_splits[request + 1];
   float max = -FLT_MAX;
   for (std::int64_t slot = first; slot < last; ++slot) {
-    max = std::fmax(max, a.lse_accum[slot * a.rows() + row]);
+    max = max_ignoring_nan(max, a.lse_accum[slot * a.rows() + row]);
   }
   float sum = 0.0f;
   float out[kKvLoraRank] = {};

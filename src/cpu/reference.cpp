@@ -63,7 +63,7 @@ void attend(const DecodeArgs& a, const Sequence& sequence, std::int64_t request,
     double dot = 0;
     for (int d = 0; d < kQkDim; ++d) dot += query[d] * sequence.keys[j * kQkDim + d];
     logits[j] = dot * a.softmax_scale;
-    max = std::fmax(max, logits[j]);
+    max = max_ignoring_nan(max, logits[j]);
   }
   double sum = 0;
   double out[kKvLoraRank] = {};

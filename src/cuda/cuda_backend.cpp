@@ -200,7 +200,7 @@ class CudaReferenceBackend final : public DeviceBackend {
     e.kernel = "reference, fp32";
     e.bound = "compute";
     e.estimated_us = e.flops / (kTflops * 1e6);
-    e.basis = fmt::format("{:g} TFLOP/s, measured on an H200", kTflops);
+    e.basis = fmt::format("{:g} TFLOP/s, assumed", kTflops);
   }
   void decode(const DecodeArgs& args, Device device, Stream stream) const override {
     const Target target(device, stream);

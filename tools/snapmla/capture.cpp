@@ -228,6 +228,7 @@ std::vector<std::string> capture_labels(const std::vector<fs::path>& paths,
   const std::set<std::string> distinct(layers.begin(), layers.end());
   if (distinct.size() == paths.size() && !distinct.contains("")) return layers;
   std::vector<std::string> labels;
+  labels.reserve(paths.size());
   for (const fs::path& path : paths) labels.push_back(path.stem().string());
   return labels;
 }

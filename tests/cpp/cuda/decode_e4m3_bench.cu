@@ -29,20 +29,15 @@ struct Variant {
   Launch launch;
 };
 
-template <int kRows, int kAccumulators, bool kDelay = true>
+template <int kRows>
 void launch_config(const DecodeArgs& args, cudaStream_t stream, bool pdl) {
-  cuda::sm90::launch_variant<cuda::sm90::Config<kRows, kAccumulators, kDelay>>(args, stream, pdl);
+  cuda::sm90::launch_variant<cuda::sm90::Config<kRows>>(args, stream, pdl);
 }
 
+/// The first is what the library takes. Put the variants of an experiment here.
 const std::vector<Variant> kVariants = {
     {"default", cuda::sm90::launch_decode_e4m3},
-    {"qk1", launch_config<64, 1>},
-    {"now1", launch_config<64, 1, false>},
-    {"now2", launch_config<64, 2, false>},
-    {"r16", launch_config<16, 2>},
-    {"r16now", launch_config<16, 2, false>},
-    {"qk2", launch_config<64, 2>},
-    {"qk4", launch_config<64, 4>},
+    {"rows64", launch_config<64>},
 };
 
 DecodeArgs decode_args(Pipeline& pipeline) {
@@ -65,7 +60,6 @@ void report_accuracy(const char* name, const Problem& problem) {
   const Result pipeline_fp8 = run(problem);
   force_backend("cuda");
   for (const Variant& variant : kVariants) {
-    if (std::strncmp(variant.name, "r16", 3) == 0) continue;
     const DecodeArgs args = decode_args(pipeline);
     pipeline.out_buffer().fill(0xff);
     variant.launch(args, device_memory().cuda_stream(), true);
@@ -332,8 +326,6 @@ void time_all(const char* filter) {
   for (std::size_t i = 0; i < cases.size(); ++i) {
     for (const Variant& variant : kVariants) {
       const bool is_default = std::strcmp(variant.name, "default") == 0;
-      const bool narrow = std::strncmp(variant.name, "r16", 3) == 0;
-      if (!is_default && (i >= 3 || narrow != (i == 2))) continue;
       if (!is_default && std::strstr(filter, variant.name) == nullptr) continue;
       time_case(pool, cases[i], variant);
     }

@@ -7,15 +7,11 @@ namespace snapmla::cuda::sm90 {
 inline constexpr int kWarpgroupThreads = 128;
 
 /// One variant of the kernel. kRowsOfTile: the query rows of a tile that softmax and PV work on (N of
-/// PV's wgmma); QK always multiplies 64, the smallest M of wgmma. kAccumulators: FP8 accumulators
-/// over the 512 content dimensions of QK, added in fp32.
-template <int kRowsOfTile, int kAccumulators, bool kDelay = true>
+/// PV's wgmma); QK always multiplies 64, the smallest M of wgmma.
+template <int kRowsOfTile>
 struct Config {
   static constexpr int kRows = kRowsOfTile;
-  static constexpr int kQkAccumulators = kAccumulators;
-  static constexpr bool kDelayHandOver = kDelay;
   static_assert(kRows == 16 || kRows == 32 || kRows == 64);
-  static_assert(kQkAccumulators == 1 || kQkAccumulators == 2 || kQkAccumulators == 4);
 
   static constexpr int kBlockTokens = kPageTokens;  // one page, one P block
   static constexpr int kStages = 4;                 // blocks of cache in shared memory

@@ -13,11 +13,11 @@ const char* decode_e4m3_variant(std::int64_t rows) {
 void launch_decode_e4m3(const DecodeArgs& args, cudaStream_t stream, bool pdl) {
   if (args.b == 0) return;
   if (args.rows() <= 16) {
-    launch_variant<Config<16, 2>>(args, stream, pdl);
+    launch_variant<Config<16>>(args, stream, pdl);
   } else if (args.rows() <= 32) {
-    launch_variant<Config<32, 2>>(args, stream, pdl);
+    launch_variant<Config<32>>(args, stream, pdl);
   } else {
-    launch_variant<Config<64, 2>>(args, stream, pdl);
+    launch_variant<Config<64>>(args, stream, pdl);
   }
 }
 

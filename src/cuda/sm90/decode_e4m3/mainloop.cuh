@@ -1,13 +1,12 @@
 #pragma once
 
-// The two compute roles. One block of 64 tokens passes through them like this (time to the right):
+// The two compute roles. QK of a block has two FP8 accumulators, A over the content dimensions 0..255
+// and B over the rest and RoPE, added in fp32. A of the next block runs under softmax of this one, in
+// registers of its own; B follows in the registers that softmax has freed. Time to the right:
 //
-//   QK, softmax   | QK(i)      | softmax(i)      | QK(i+1)    | softmax(i+1)    |
-//   PV x 2        |            | PV(i-1)         |            | PV(i)           |
-//
-// P(i-1) is handed over only when QK(i) is done, so that the tensor cores first serve QK, which the
-// softmax warpgroup waits for, and then PV, while that warpgroup computes exponentials. When block i
-// is still on its way from memory the hand-over doesn't wait for it.
+//   softmax      | softmax(i)       | store P(i) |    wait    | softmax(i+1)     | store ...
+//   tensor, QK   | A(i+1)           |            | B(i+1)     | A(i+2)           |
+//   PV x 2       | PV(i-1)                       | PV(i)                         | PV(i+1)
 
 #include "cuda/device/ptx/tma.cuh"
 #include "cuda/device/ptx/wgmma.cuh"
@@ -38,54 +37,29 @@ __device__ __forceinline__ void issue_qk_rope(float (&s)[32], std::uint64_t q, s
   }
 }
 
-__device__ __forceinline__ void finish_partial_sum(float (&s)[32], float (&part)[32]) {
+__device__ __forceinline__ void issue_first_half(float (&part)[32], std::uint32_t q_tile,
+                                                 std::uint32_t stage) {
+  ptx::wgmma_fence();
+  issue_qk_content<0, 8>(part, ptx::smem_descriptor(q_tile), ptx::smem_descriptor(stage));
+  ptx::wgmma_commit();
+}
+
+__device__ __forceinline__ void issue_second_half(float (&s)[32], std::uint32_t q_tile,
+                                                  std::uint32_t stage) {
+  const std::uint64_t q = ptx::smem_descriptor(q_tile), k = ptx::smem_descriptor(stage);
+  ptx::wgmma_fence();
+  issue_qk_content<8, 16>(s, q, k);
+  issue_qk_rope(s, q, k);
+  ptx::wgmma_commit();
+}
+
+/// Waits for both halves and adds them.
+__device__ __forceinline__ void finish_scores(float (&s)[32], float (&part)[32]) {
   ptx::wgmma_wait<0>();
   ptx::pin(s);
   ptx::pin(part);
 #pragma unroll
   for (int i = 0; i < 32; ++i) s[i] += part[i];
-}
-
-/// s = Q K^T of one block. `while_running` runs while the tensor cores work.
-template <class Config, class Overlapped>
-__device__ __forceinline__ void multiply_qk(float (&s)[32], std::uint32_t q_tile,
-                                            std::uint32_t stage, Overlapped while_running) {
-  const std::uint64_t q = ptx::smem_descriptor(q_tile), k = ptx::smem_descriptor(stage);
-  if constexpr (Config::kQkAccumulators == 1) {
-    ptx::wgmma_fence();
-    issue_qk_content<0, 16>(s, q, k);
-    issue_qk_rope(s, q, k);
-    ptx::wgmma_commit();
-    while_running();
-    ptx::wgmma_wait<0>();
-    ptx::pin(s);
-  } else if constexpr (Config::kQkAccumulators == 2) {
-    float part[32];
-    ptx::wgmma_fence();
-    issue_qk_content<0, 8>(part, q, k);
-    issue_qk_content<8, 16>(s, q, k);
-    issue_qk_rope(s, q, k);
-    ptx::wgmma_commit();
-    while_running();
-    finish_partial_sum(s, part);
-  } else {
-    float part[32];
-    ptx::wgmma_fence();
-    issue_qk_content<0, 4>(s, q, k);
-    issue_qk_content<4, 8>(part, q, k);
-    ptx::wgmma_commit();
-    while_running();
-    finish_partial_sum(s, part);
-    ptx::wgmma_fence();
-    issue_qk_content<8, 12>(part, q, k);
-    ptx::wgmma_commit();
-    finish_partial_sum(s, part);
-    ptx::wgmma_fence();
-    issue_qk_content<12, 16>(part, q, k);
-    issue_qk_rope(part, q, k);
-    ptx::wgmma_commit();
-    finish_partial_sum(s, part);
-  }
 }
 
 /// Zeroes the content of tokens from `first` on: P = 0 times a NaN code is NaN in the tensor core.
@@ -113,59 +87,60 @@ __device__ void run_qk_softmax(const Params& params, SharedStorage<Config>& smem
   int k = 0;  // blocks so far
   for (int n = 0;; ++n) {
     ptx::mbarrier_wait(&barriers.chunk_full[n % 2], n / 2 % 2);
-    const ChunkInfo chunk = smem.chunks[n % 2];
+    const ChunkInfo& chunk = smem.chunks[n % 2];  // read again where needed: registers are short
     if (chunk.request < 0) return;
 
     const int first_row = row_tile * kRowTile + warp * 16 + lane / 4;
     RowPair rows;
+    int warp_end = chunk.end;
+    const int blocks = chunk.blocks;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int row = min(first_row + 8 * r, static_cast<int>(a.rows()) - 1);
       rows.scale[r] = read_scale(a.q_scale[chunk.request * a.rows() + row]) * a.softmax_scale *
                       kLog2E;
-      rows.end[r] = static_cast<int>(
+      const int end = static_cast<int>(
           min(std::int64_t{chunk.end},
               a.visible_end(chunk.request, row / static_cast<int>(a.h_q))));
+      if (has_rows && lane % 4 == 0) smem.row_end[warp * 16 + lane / 4 + 8 * r] = end;
+      warp_end = min(warp_end, end);
       rows.reference[r] = -FLT_MAX;
       rows.sum[r] = 0.0f;
     }
-    const int warp_end = __reduce_min_sync(kFullMask, min(rows.end[0], rows.end[1]));
+    warp_end = __reduce_min_sync(kFullMask, warp_end);
+    __syncwarp();
 
-    ptx::mbarrier_wait(&barriers.q_full, n % 2);
-    for (int i = 0; i < chunk.blocks; ++i, ++k) {
-      const int stage = k % Config::kStages, slot = k % Config::kPSlots;
-      const std::uint32_t parity = k / Config::kStages % 2;
-      // P(i-1) is written; hand it over now if block i is not here yet, else after its QK.
-      bool hand_over = i > 0;
-      const auto hand_over_p = [&] {
-        if (hand_over && lane == 0) {
-          ptx::mbarrier_arrive(&barriers.p_full[(k - 1) % Config::kPSlots]);
-        }
-        hand_over = false;
-      };
-      if (!Config::kDelayHandOver || !ptx::mbarrier_test_wait(&barriers.kv_full[stage], parity)) {
-        hand_over_p();
-      }
-      ptx::mbarrier_wait(&barriers.kv_full[stage], parity);
+    const auto wait_for_block = [&](int block) {
+      ptx::mbarrier_wait(&barriers.kv_full[block % Config::kStages], block / Config::kStages % 2);
+    };
+    const auto stage_address = [&](int block) {
+      return ptx::shared_address(smem.kv[block % Config::kStages]);
+    };
+    // What needs no scores yet: runs while the tensor cores work on block `block`.
+    const auto prepare = [&](int block) {
+      if (!has_rows) return;
+      const int stage = block % Config::kStages;
+      const int thread = thread_index_again();
+      make_token_factors(smem.scale[stage], smem.valid_tokens[stage], thread % kWarpSize,
+                         smem.tokens[thread / kWarpSize % 4]);
+      __syncwarp();
+      ptx::mbarrier_wait(&barriers.p_empty[block % Config::kPSlots],
+                         (block / Config::kPSlots + 1) % 2);
+    };
+    // Scores of block `block`, number i of the chunk, to P; hands P over.
+    const auto softmax_and_store = [&](float(&s)[32], int block, int i) {
+      const int stage = block % Config::kStages, slot = block % Config::kPSlots;
       const int valid_tokens = smem.valid_tokens[stage];
-
-      float s[32];
-      multiply_qk<Config>(s, q_tile, ptx::shared_address(smem.kv[stage]), [&] {
-        if (has_rows) {
-          make_token_factors(smem.scale[stage], valid_tokens, smem.tokens[warp]);
-          __syncwarp();
-        }
-      });
-      hand_over_p();
-
+      const int thread = thread_index_again();
+      const int warp = thread / kWarpSize % 4, lane = thread % kWarpSize;
       if (valid_tokens < kPageTokens) zero_values(smem.kv[stage], valid_tokens);
       if (has_rows) {
         const int begin = chunk.begin + i * kPageTokens;
         const bool masked = valid_tokens < kPageTokens || begin + kPageTokens > warp_end;
         std::uint32_t p[8];
         const BlockJoin join = softmax_block(s, smem.tokens[warp], i == 0, masked, begin,
-                                             valid_tokens, rows, p);
-        ptx::mbarrier_wait(&barriers.p_empty[slot], (k / Config::kPSlots + 1) % 2);
+                                             valid_tokens, &smem.row_end[warp * 16], lane, rows, p);
+        store_p(ptx::shared_address(smem.p[slot / 2]), slot % 2, warp, lane, p);
         BlockFactors<Config>& factors = smem.factors[slot];
         if (lane % 4 == 0) {
 #pragma unroll
@@ -176,14 +151,34 @@ __device__ void run_qk_softmax(const Params& params, SharedStorage<Config>& smem
           }
         }
         if (lane == 0) factors.moved[warp] = join.moved;
-        store_p(ptx::shared_address(smem.p[slot / 2]), slot % 2, warp, p);
       }
       ptx::fence_proxy_async();  // P, and zeroed values, before wgmma and the copy engine
       __syncwarp();
-    }
-    if (lane == 0) {
+      if (lane == 0) ptx::mbarrier_arrive(&barriers.p_full[slot]);
+    };
+
+    ptx::mbarrier_wait(&barriers.q_full, n % 2);
+    if (blocks > 0) {
+      float s[32], part[32];
+      wait_for_block(k);
+      issue_first_half(part, q_tile, stage_address(k));
+      issue_second_half(s, q_tile, stage_address(k));
+      prepare(k);
+      finish_scores(s, part);
+#pragma unroll 1
+      for (int i = 0; i + 1 < blocks; ++i, ++k) {
+        wait_for_block(k + 1);
+        issue_first_half(part, q_tile, stage_address(k + 1));
+        softmax_and_store(s, k, i);
+        issue_second_half(s, q_tile, stage_address(k + 1));
+        prepare(k + 1);
+        finish_scores(s, part);
+      }
+      if (lane == 0) ptx::mbarrier_arrive(&barriers.q_empty);
+      softmax_and_store(s, k, blocks - 1);
+      ++k;
+    } else if (lane == 0) {
       ptx::mbarrier_arrive(&barriers.q_empty);
-      if (chunk.blocks > 0) ptx::mbarrier_arrive(&barriers.p_full[(k - 1) % Config::kPSlots]);
     }
     if (has_rows) finish_rows(a, chunk, first_row, rows, warp, smem.rows[n % 2]);
     __syncwarp();
@@ -216,20 +211,29 @@ __device__ __forceinline__ void rescale_output(const float* keep, int t, Output<
   }
 }
 
-/// o = o + add * tile for one slice.
-template <class Config>
-__device__ __forceinline__ void add_tile(const float* add, int t,
-                                         const float (&tile)[Config::kRows / 2],
-                                         float (&o)[Config::kRows / 2]) {
+/// This thread's rows of one half of the tile: values[2j + e] is the row kRows / 2 * kPart + 8j + 2t + e.
+template <class Config, int kPart>
+__device__ __forceinline__ void load_row_factors(const float* factors, int t,
+                                                 float (&values)[Config::kRows / 8]) {
+  const float* from = factors + t * BlockFactors<Config>::Order::kStride + kPart * Config::kRows / 8;
 #pragma unroll
   for (int j = 0; j < Config::kRows / 16; ++j) {
-    const float4 f = *reinterpret_cast<const float4*>(
-        add + t * BlockFactors<Config>::Order::kStride + 4 * j);
-    const float factors[4] = {f.x, f.y, f.z, f.w};
+    const float2 f = *reinterpret_cast<const float2*>(from + 2 * j);
+    values[2 * j] = f.x;
+    values[2 * j + 1] = f.y;
+  }
+}
+
+/// o = o + add * tile for one half of the rows of a slice.
+template <class Config, int kPart>
+__device__ __forceinline__ void add_half_tile(const float (&add)[Config::kRows / 8],
+                                              const float (&tile)[Config::kRows / 2],
+                                              float (&o)[Config::kRows / 2]) {
+  constexpr int kElements = Config::kRows / 4;
 #pragma unroll
-    for (int e = 0; e < 8; ++e) {
-      o[8 * j + e] = fmaf(tile[8 * j + e], factors[e / 4 * 2 + e % 2], o[8 * j + e]);
-    }
+  for (int e = 0; e < kElements; ++e) {
+    const int at = kPart * kElements + e;
+    o[at] = fmaf(tile[at], add[e / 4 * 2 + e % 2], o[at]);
   }
 }
 
@@ -252,14 +256,17 @@ __device__ void run_pv(const Params& params, SharedStorage<Config>& smem, int gr
     ValueFragments a[2];  // one being multiplied, one being loaded
 
     // Slice 0 of a block is loaded ahead of P, unless QK will zero some of its values first.
-    const auto prefetch = [&](int block, std::uint32_t lane_offset) {
-      const int stage = block % Config::kStages;
-      ptx::mbarrier_wait(&barriers.kv_full[stage], block / Config::kStages % 2);
-      if (smem.valid_tokens[stage] == kPageTokens) {
-        load_value_fragments(ptx::shared_address(smem.kv[stage]), lane_offset, 0, a[0]);
-      }
+    const auto whole = [&](int block) {
+      return smem.valid_tokens[block % Config::kStages] == kPageTokens;
+    };
+    const auto content = [&](int block) {
+      return ptx::shared_address(smem.kv[block % Config::kStages]);
+    };
+    const auto wait_for_block = [&](int block) {
+      ptx::mbarrier_wait(&barriers.kv_full[block % Config::kStages], block / Config::kStages % 2);
     };
     const auto multiply_slice = [&](int slice, std::uint64_t p) {
+      separate_columns(a[slice % 2]);
       ptx::wgmma_fence();
       ptx::wgmma_e4m3_rs(tile, a[slice % 2][0], p, 0);
       ptx::wgmma_e4m3_rs(tile, a[slice % 2][1], p + 2, 1);
@@ -267,18 +274,21 @@ __device__ void run_pv(const Params& params, SharedStorage<Config>& smem, int gr
     };
     {
       const int warp = threadIdx.x / kWarpSize % 4;
-      if (blocks > 0) prefetch(k, value_lane_offset(group, warp, lane_id()));
+      if (blocks > 0) {
+        wait_for_block(k);
+        if (whole(k)) {
+          load_value_pairs<0>(content(k), value_lane_offset(group, warp, lane_id()), 0, a[0]);
+          load_value_pairs<1>(content(k), value_lane_offset(group, warp, lane_id()), 0, a[0]);
+        }
+      }
     }
 
 #pragma unroll 1
     for (int i = 0; i < blocks; ++i, ++k) {
-      // Recomputed for every block: registers are short here.
-      int thread = threadIdx.x;
-      asm volatile("" : "+r"(thread));
+      const int thread = thread_index_again();
       const int warp = thread / kWarpSize % 4, lane = thread % kWarpSize, t = lane % 4;
       const std::uint32_t lane_offset = value_lane_offset(group, warp, lane);
       const int stage = k % Config::kStages, slot = k % Config::kPSlots;
-      const std::uint32_t stage_address = ptx::shared_address(smem.kv[stage]);
       const BlockFactors<Config>& factors = smem.factors[slot];
       const std::uint64_t p =
           ptx::smem_descriptor(ptx::shared_address(smem.p[slot / 2])) + slot % 2 * 4;
@@ -286,25 +296,42 @@ __device__ void run_pv(const Params& params, SharedStorage<Config>& smem, int gr
       ptx::mbarrier_wait(&barriers.p_full[slot], k / Config::kPSlots % 2);
       const uint4 moved = *reinterpret_cast<const uint4*>(factors.moved);
       if ((moved.x | moved.y | moved.z | moved.w) != 0) rescale_output<Config>(factors.keep, t, o);
-      if (smem.valid_tokens[stage] != kPageTokens) {
-        load_value_fragments(stage_address, lane_offset, 0, a[0]);
+      if (!whole(k)) {
+        load_value_pairs<0>(content(k), lane_offset, 0, a[0]);
+        load_value_pairs<1>(content(k), lane_offset, 0, a[0]);
       }
       multiply_slice(0, p);
 #pragma unroll
       for (int slice = 0; slice < kSlices; ++slice) {
-        if (slice + 1 < kSlices) {
-          load_value_fragments(stage_address, lane_offset, slice + 1, a[(slice + 1) % 2]);
-          if (slice + 2 == kSlices) {
-            __syncwarp();
-            if (lane == 0) ptx::mbarrier_arrive(&barriers.kv_empty[stage]);
+        // What the next slice and the addition need is loaded half before the wait, half after it:
+        // its latency is hidden, and there are no registers for all of it beside the fragments that
+        // are being multiplied.
+        const bool in_block = slice + 1 < kSlices;
+        const int next_slice = in_block ? slice + 1 : 0;
+        ValueFragments& next = a[(slice + 1) % 2];
+        bool load_next = true;
+        const int next_block = in_block ? k : k + 1;
+        if (!in_block) {
+          load_next = i + 1 < blocks;
+          if (load_next) {
+            wait_for_block(next_block);
+            load_next = whole(next_block);
           }
-        } else if (i + 1 < blocks) {
-          prefetch(k + 1, lane_offset);
         }
+        float add[2][Config::kRows / 8];
+        load_row_factors<Config, 0>(factors.add, t, add[0]);
+        if (load_next) load_value_pairs<0>(content(next_block), lane_offset, next_slice, next);
         ptx::wgmma_wait<0>();
         ptx::pin(tile);
-        add_tile<Config>(factors.add, t, tile, o[slice]);
-        if (slice + 1 < kSlices) multiply_slice(slice + 1, p);
+        load_row_factors<Config, 1>(factors.add, t, add[1]);
+        if (load_next) load_value_pairs<1>(content(next_block), lane_offset, next_slice, next);
+        add_half_tile<Config, 0>(add[0], tile, o[slice]);
+        add_half_tile<Config, 1>(add[1], tile, o[slice]);
+        if (in_block) multiply_slice(slice + 1, p);
+        if (slice + 2 == kSlices) {  // all values are in registers
+          __syncwarp();
+          if (lane == 0) ptx::mbarrier_arrive(&barriers.kv_empty[stage]);
+        }
       }
       __syncwarp();
       if (lane == 0) ptx::mbarrier_arrive(&barriers.p_empty[slot]);

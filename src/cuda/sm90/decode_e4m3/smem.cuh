@@ -60,6 +60,14 @@ struct RowResults {
   float inverse_sum[Config::kRows];    // 0: no valid key
 };
 
+/// The thread's index in a form that the compiler can't keep addresses of from one block to the next:
+/// recomputing them is cheaper than the registers.
+__device__ __forceinline__ int thread_index_again() {
+  int thread = threadIdx.x;
+  asm volatile("" : "+r"(thread));
+  return thread;
+}
+
 template <class Config>
 struct SharedStorage {
   alignas(1024) std::uint8_t kv[Config::kStages][kStageBytes];
@@ -70,6 +78,7 @@ struct SharedStorage {
   TokenFactors tokens[4];
   BlockFactors<Config> factors[Config::kPSlots];
   RowResults<Config> rows[2];
+  std::int32_t row_end[Config::kRows];  // first position that a row doesn't see
   ChunkInfo chunks[2];
   // The load warp's place in the plan; here because that warp has few registers.
   alignas(WorkerChunks) std::uint8_t plan_walk[sizeof(WorkerChunks)];

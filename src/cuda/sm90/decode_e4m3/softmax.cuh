@@ -21,9 +21,8 @@ inline constexpr float kMaxLead = 20.0f;
 
 /// Makes the per-token factors of a block for one warp: lane l has tokens 2l and 2l + 1. Tokens that
 /// don't exist get factors that keep garbage out of the sums.
-__device__ __forceinline__ void make_token_factors(const float* scale, int valid_tokens,
+__device__ __forceinline__ void make_token_factors(const float* scale, int valid_tokens, int lane,
                                                    TokenFactors& factors) {
-  const int lane = lane_id();
   const float2 raw = reinterpret_cast<const float2*>(scale)[lane];
   const bool valid[2] = {2 * lane < valid_tokens, 2 * lane + 1 < valid_tokens};
   const float s[2] = {valid[0] ? read_scale(raw.x) : 1.0f, valid[1] ? read_scale(raw.y) : 1.0f};
@@ -40,7 +39,6 @@ struct RowPair {
   float scale[2];      // S_Q * softmax_scale * log2(e)
   float reference[2];  // M: what O and sum are relative to
   float sum[2];        // of p / S, this thread's columns only
-  int end[2];          // first position that the row doesn't see
 };
 
 /// How one block of a row pair joins the output.
@@ -50,12 +48,13 @@ struct BlockJoin {
 };
 
 /// Turns the scores of one block into P (four e4m3 codes a word, in the order of store_p) and
-/// updates the rows. `masked`: some token of the block is invisible to some row of this warp.
+/// updates the rows. `masked`: some token of the block is invisible to some row of this warp, whose
+/// ends are row_end[0..15].
 __device__ __forceinline__ BlockJoin softmax_block(float (&s)[32], const TokenFactors& factors,
                                                    bool first, bool masked, int begin,
-                                                   int valid_tokens, RowPair& rows,
-                                                   std::uint32_t (&p)[8]) {
-  const int t = lane_id() % 4;
+                                                   int valid_tokens, const int* row_end, int lane,
+                                                   RowPair& rows, std::uint32_t (&p)[8]) {
+  const int t = lane % 4;
   const int column = t * TokenFactors::Order::kStride;
   const auto load4 = [column](const float* values, int j) {
     return *reinterpret_cast<const float4*>(values + column + 4 * j);
@@ -79,7 +78,7 @@ __device__ __forceinline__ BlockJoin softmax_block(float (&s)[32], const TokenFa
     // Selected by position, after everything that could make NaN of garbage.
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int limit = min(rows.end[r] - begin, valid_tokens) - 2 * t;
+      const int limit = min(row_end[lane / 4 + 8 * r] - begin, valid_tokens) - 2 * t;
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
 #pragma unroll
@@ -148,9 +147,8 @@ __device__ __forceinline__ BlockJoin softmax_block(float (&s)[32], const TokenFa
 /// Writes the warp's 16 rows of P at tokens [64 half, 64 half + 64) of the tile. The order within a
 /// row follows from how accumulators lie and is the order of value_fragments.cuh: byte 16h + 4t + j
 /// is token 16h + 8 (j / 2) + 2t + j % 2.
-__device__ __forceinline__ void store_p(std::uint32_t tile, int half, int warp,
+__device__ __forceinline__ void store_p(std::uint32_t tile, int half, int warp, int lane,
                                         const std::uint32_t (&p)[8]) {
-  const int lane = lane_id();
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int row = warp * 16 + r * 8 + lane % 8;

@@ -25,23 +25,28 @@ __device__ __forceinline__ std::uint32_t value_lane_offset(int group, int warp, 
   return group * 2 * kTileBytes + lane * kTileRowBytes + ((warp ^ (lane % 8)) << 4);
 }
 
-/// stage: shared address of the content; slice: constant after unrolling.
-__device__ __forceinline__ void load_value_fragments(std::uint32_t stage, std::uint32_t lane_offset,
-                                                     int slice, ValueFragments& a) {
+/// Starts loading k-step kStep of one slice, as pairs of columns. stage: shared address of the
+/// content; slice: constant after unrolling.
+template <int kStep>
+__device__ __forceinline__ void load_value_pairs(std::uint32_t stage, std::uint32_t lane_offset,
+                                                 int slice, ValueFragments& a) {
   // Slices 2i and 2i + 1 are the two halves of a 128-byte row.
-  const std::uint32_t address =
-      stage + (slice % 2 ? lane_offset ^ 64 : lane_offset) + slice / 2 * kTileBytes;
+  ptx::ldmatrix_x4_trans(stage + (slice % 2 ? lane_offset ^ 64 : lane_offset) +
+                             slice / 2 * kTileBytes + kStep * 32 * kTileRowBytes,
+                         a[kStep]);
+}
+
+/// Turns the pairs into fragments. Apart from the load, so that its latency passes unnoticed.
+__device__ __forceinline__ void separate_columns(ValueFragments& a) {
 #pragma unroll
   for (int k = 0; k < 2; ++k) {
-    std::uint32_t r[4];
-    ptx::ldmatrix_x4_trans(address + k * 32 * kTileRowBytes, r);
+    const std::uint32_t r[4] = {a[k][0], a[k][1], a[k][2], a[k][3]};
     a[k][0] = __byte_perm(r[0], r[1], 0x6420);
     a[k][1] = __byte_perm(r[0], r[1], 0x7531);
     a[k][2] = __byte_perm(r[2], r[3], 0x6420);
     a[k][3] = __byte_perm(r[2], r[3], 0x7531);
+    ptx::pin(a[k]);
   }
-#pragma unroll
-  for (int k = 0; k < 2; ++k) ptx::pin(a[k]);
 }
 
 }  // namespace snapmla::cuda::sm90
