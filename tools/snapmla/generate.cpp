@@ -84,6 +84,22 @@ void fill_outliers(Capture& capture, Normal& normal, double outlier_scale) {
   }
 }
 
+// Every other token has content `outlier_scale` times smaller, and the heads attend to these tokens
+// only (RoPE dimension 0 keeps them off the others).
+void fill_mixed(Capture& capture, Normal& normal, double outlier_scale) {
+  const auto is_small = [](std::int64_t token) { return token % 2 == 1; };
+  fill(capture.content, capture.tokens * kKvLoraRank, [&](std::int64_t i) {
+    return (is_small(i / kKvLoraRank) ? 1 / outlier_scale : 1.0) * normal();
+  });
+  fill(capture.rope, capture.tokens * kRopeDim, [&](std::int64_t i) {
+    return i % kRopeDim == 0 ? (is_small(i / kRopeDim) ? 0.0 : -60.0) : normal();
+  });
+  fill_queries(capture, normal, 1, 1, 1);
+  for (std::int64_t h = 0; h < capture.h_q; ++h) {
+    capture.q_rope[h * kRopeDim] = bf16_from_float(1.0f / capture.softmax_scale);  // logit -60
+  }
+}
+
 }  // namespace
 
 const std::vector<GeneratorKind>& generator_kinds() {
@@ -92,6 +108,7 @@ const std::vector<GeneratorKind>& generator_kinds() {
       {"mean", "content with mean 1, flat attention"},
       {"peaked", "zero-mean content, peaked attention (logits with deviation 4)"},
       {"wide-rope", "the paper's ranges: content within +-10, RoPE to +-1e3"},
+      {"mixed", "half of the tokens --outlier-scale times smaller, attention on these"},
       {"outliers", "one token in 64 with channels --outlier-scale times larger"},
   };
   return kinds;
@@ -113,6 +130,8 @@ Capture generate_capture(const GenerateOptions& options) {
     fill_gaussian(capture, normal, 0, 4);
   } else if (options.kind == "wide-rope") {
     fill_wide_rope(capture, normal);
+  } else if (options.kind == "mixed") {
+    fill_mixed(capture, normal, options.outlier_scale);
   } else if (options.kind == "outliers") {
     fill_outliers(capture, normal, options.outlier_scale);
   } else {

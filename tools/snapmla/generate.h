@@ -13,7 +13,7 @@ struct GenerateOptions {
   std::string kind = "gaussian";
   std::int64_t tokens = 4096;
   std::int64_t heads = 8;
-  double outlier_scale = 1e4;  ///< kind "outliers": how much larger an outlier token's content is
+  double outlier_scale = 1e4;  ///< kinds "outliers" and "mixed": ratio of the magnitudes
   std::uint64_t seed = 1;
 };
 

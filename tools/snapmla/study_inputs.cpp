@@ -23,7 +23,7 @@ void add_study_inputs(CLI::App& app, StudyInputs& inputs) {
   app.add_option("--heads", inputs.generate.heads, "Query heads of the generated inputs")
       ->check(CLI::Range(1, 128));
   app.add_option("--outlier-scale", inputs.generate.outlier_scale,
-                 "How much larger the outliers of --generate outliers are")
+                 "Ratio of the magnitudes in --generate outliers and mixed")
       ->check(CLI::Range(1.0, 1e9));
   app.add_option("--seed", inputs.generate.seed, "Seed of the generated inputs");
 }
@@ -42,7 +42,7 @@ std::vector<StudyInput> list_study_inputs(const StudyInputs& inputs) {
       options.kind = kind;
       options.tokens = tokens;
       std::string label = fmt::format("{} {}", kind, tokens);
-      if (kind == "outliers") label += fmt::format(" x{:g}", options.outlier_scale);
+      if (kind == "outliers" || kind == "mixed") label += fmt::format(" x{:g}", options.outlier_scale);
       list.push_back({label, [options] { return generate_capture(options); }});
     }
   }

@@ -722,6 +722,10 @@ TEST(Faults, PagesOutsideTheCacheAreLeftOutAndCounted) {
       EXPECT_TRUE(within(pipeline->result(), expected, kPGate)) << backend << " page " << bad;
       EXPECT_EQ(pipeline->status(), ++count) << backend;
     }
+    NumericsOptions chained;  // the loops without vectors
+    chained.form = NumericsOptions::Form::chained;
+    pipeline->decode(chained);
+    EXPECT_TRUE(within(pipeline->result(), expected, kPGate)) << "chained, page " << bad;
   }
 }
 

@@ -38,6 +38,8 @@ void launch_config(const DecodeArgs& args, cudaStream_t stream, bool pdl) {
 const std::vector<Variant> kVariants = {
     {"default", cuda::sm90::launch_decode_e4m3},
     {"rows64", launch_config<64>},
+    {"rows32", launch_config<32>},
+    {"rows16", launch_config<16>},
 };
 
 DecodeArgs decode_args(Pipeline& pipeline) {
