@@ -161,7 +161,7 @@ class CudaBackend final : public DeviceBackend {
   }
   void explain(const DecodeProblem& problem, Explanation& e) const override {
     // Per SM, of docs/kernels/sm90-decode-e4m3.md: 64 rows x 64 tokens, and the bytes of 64 tokens.
-    constexpr double kBlockUs = 0.95, kTerabytesPerSecond = 4.4, kLaunchUs = 12;
+    constexpr double kBlockUs = 1.7, kTerabytesPerSecond = 4.4, kLaunchUs = 12;
     const double blocks = e.flops / (2.0 * kRowTile * kPageTokens * (kQkDim + kKvLoraRank));
     const double sms = static_cast<double>(e.workers * e.row_tiles);
     const double padded = static_cast<double>(e.row_tiles * kRowTile) /

@@ -32,11 +32,11 @@ void print_text() {
   fmt::print("snapmla {}\n\n", version());
   Table backends({{"backend", Align::left},
                   {"usable", Align::left},
-                  {"device", Align::left},
-                  {"what", Align::left}});
+                  {"what", Align::left},
+                  {"here", Align::left}});
   for (const BackendInfo& backend : list_backends()) {
     backends.add_row(
-        {backend.name, backend.available ? "yes" : "no", backend.reason, backend.description});
+        {backend.name, backend.available ? "yes" : "no", backend.description, backend.reason});
   }
   fmt::print("{}\n", backends.render());
 

@@ -19,7 +19,7 @@ struct RunOptions {
   PlanOptions plan;
   NumericsOptions numerics;
   std::int64_t seed = 1;  ///< of the page order
-  int repeats = 3;         ///< decode calls; the fastest is reported
+  int repeats = 3;        ///< decode calls; the fastest is reported
 };
 
 /// Forces a backend for the time of a scope.

@@ -141,7 +141,8 @@ __device__ std::uint32_t hash32(std::uint32_t x) {
   return x ^ (x >> 16);
 }
 
-/// mode 0: e4m3 codes with exponents that random data has, 1: bf16 near 1, 2: f32 scales in [0.5, 1.5]
+/// mode 0: e4m3 codes with exponents that random data has, 1: bf16 near 1, 2: f32 scales in
+/// [0.5, 1.5]
 __global__ void fill_kernel(std::uint32_t* data, std::size_t words, int mode, std::uint32_t seed) {
   const std::size_t stride = std::size_t{gridDim.x} * blockDim.x;
   for (std::size_t i = std::size_t{blockIdx.x} * blockDim.x + threadIdx.x; i < words; i += stride) {
@@ -304,9 +305,11 @@ void time_case(const Pool& pool, const TimeCase& t, const Variant& variant, bool
   std::vector<double> main_times;
   for (int i = 0; i < 10; ++i) main_times.push_back(replay(main_only));
   const double us = median(sustained), flops = 2.0 * rows * tokens * (576 + 512);
-  std::printf("TIME b=%-3d h=%-3d q=%d kv=%-6d%s %-8s %8.1f us (burst %8.1f, main only %8.1f)  %6.0f GB/s %6.0f TFLOPS\n",
-              t.b, t.h, t.q, t.kv, t.ragged ? " ragged" : "", variant.name, us, median(burst),
-              median(main_times), tokens * kTokenBytes / us / 1e3, flops / us / 1e6);
+  std::printf(
+      "TIME b=%-3d h=%-3d q=%d kv=%-6d%s %-8s %8.1f us (burst %8.1f, main only %8.1f)  %6.0f GB/s "
+      "%6.0f TFLOPS\n",
+      t.b, t.h, t.q, t.kv, t.ragged ? " ragged" : "", variant.name, us, median(burst),
+      median(main_times), tokens * kTokenBytes / us / 1e3, flops / us / 1e6);
   std::fflush(stdout);
   cudaGraphExecDestroy(whole);
   cudaGraphExecDestroy(main_only);
@@ -320,11 +323,11 @@ void once(int heads) {
 void time_all(const char* filter) {
   const Pool pool;
   const std::vector<TimeCase> cases = {
-      {32, 64, 1, 32768, false}, {32, 128, 1, 32768, false}, {32, 16, 1, 32768, false},
-      {32, 32, 1, 32768, false}, {32, 128, 2, 32768, false}, {1, 16, 1, 32768, false},
-      {1, 128, 1, 32768, false}, {8, 16, 1, 32768, false},   {8, 128, 1, 32768, false},
-      {128, 16, 1, 1024, false}, {128, 64, 1, 1024, false},  {128, 128, 1, 1024, false},
-      {128, 128, 1, 4096, false}, {32, 64, 1, 32768, true},  {32, 128, 1, 32768, true}};
+      {32, 64, 1, 32768, false},  {32, 128, 1, 32768, false}, {32, 16, 1, 32768, false},
+      {32, 32, 1, 32768, false},  {32, 128, 2, 32768, false}, {1, 16, 1, 32768, false},
+      {1, 128, 1, 32768, false},  {8, 16, 1, 32768, false},   {8, 128, 1, 32768, false},
+      {128, 16, 1, 1024, false},  {128, 64, 1, 1024, false},  {128, 128, 1, 1024, false},
+      {128, 128, 1, 4096, false}, {32, 64, 1, 32768, true},   {32, 128, 1, 32768, true}};
   for (std::size_t i = 0; i < cases.size(); ++i) {
     for (const Variant& variant : kVariants) {
       const bool is_default = std::strcmp(variant.name, "default") == 0;

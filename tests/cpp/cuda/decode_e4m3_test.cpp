@@ -45,7 +45,8 @@ class DecodeE4m3Test : public CudaTest {
     // float64: what the accumulators cost. Their gate is the emulation below.
     EXPECT_TRUE(within(actual, attend_stored(pipeline), {.out = 5e-3, .lse = 0.1}));
     const Result expected = emulate(problem);
-    const Difference out = compare(actual.out, expected.out), lse = compare(actual.lse, expected.lse);
+    const Difference out = compare(actual.out, expected.out),
+                     lse = compare(actual.lse, expected.lse);
     EXPECT_LE(out.relative_l2, c.out_dtype == DType::bf16 ? 3e-3 : 1e-4);
     EXPECT_LE(lse.relative_l2, 1e-6);
     EXPECT_TRUE(out.same_nonfinite && lse.same_nonfinite);
@@ -93,7 +94,8 @@ TEST_F(DecodeE4m3Test, KindsOfContent) {
     const Result actual = decode(problem);
     EXPECT_TRUE(all_finite(actual.out));
     const Result expected = emulate(problem);
-    const Difference out = compare(actual.out, expected.out), lse = compare(actual.lse, expected.lse);
+    const Difference out = compare(actual.out, expected.out),
+                     lse = compare(actual.lse, expected.lse);
     EXPECT_TRUE(out.same_nonfinite && lse.same_nonfinite);
     std::printf("%s: out %.2e lse %.2e\n", c.name.c_str(), out.relative_l2, lse.relative_l2);
     // Logits of 1e5 and more carry fp32 errors that exp turns into anything.

@@ -27,10 +27,10 @@ __device__ __forceinline__ void mbarrier_arrive(std::uint64_t* barrier) {
 
 /// Arrives, and adds `bytes` that the copy engine has to deliver before the phase completes.
 __device__ __forceinline__ void mbarrier_arrive_expect(std::uint64_t* barrier, int bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
-                   shared_address(barrier)),
-               "r"(bytes)
-               : "memory");
+  asm volatile(
+      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+      "r"(bytes)
+      : "memory");
 }
 
 __device__ __forceinline__ bool mbarrier_try_wait(std::uint64_t* barrier, std::uint32_t parity) {

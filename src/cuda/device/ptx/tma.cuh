@@ -38,8 +38,7 @@ __device__ __forceinline__ void bulk_load(void* destination, const void* source,
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
       "[%0], [%1], %2, [%3], %4;" ::"r"(shared_address(destination)),
-      "l"(source), "r"(bytes), "r"(shared_address(barrier)),
-      "l"(static_cast<std::uint64_t>(hint))
+      "l"(source), "r"(bytes), "r"(shared_address(barrier)), "l"(static_cast<std::uint64_t>(hint))
       : "memory");
 }
 

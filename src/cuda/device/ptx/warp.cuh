@@ -41,6 +41,14 @@ __device__ __forceinline__ float reciprocal_approx(float x) {
   return y;
 }
 
+/// The thread's index in a form that the compiler can't keep addresses of from one block to the
+/// next: recomputing them is cheaper than the registers.
+__device__ __forceinline__ int thread_index_again() {
+  int thread = threadIdx.x;
+  asm volatile("" : "+r"(thread));
+  return thread;
+}
+
 /// Registers per thread of this warpgroup from here on.
 template <int kRegisters>
 __device__ __forceinline__ void set_max_registers_down() {

@@ -3,9 +3,9 @@
 // Warpgroup matrix multiply (wgmma), sm_90a. Accumulators: d[4j + 2r + c] of a thread is row
 // 16 * warp + lane / 4 + 8r, column 8j + 2 * (lane % 4) + c.
 //
-// Rules that ptxas (13.0) enforces by silently serialising, with only a warning: wgmma_fence() right
-// before every batch whose register operands were written (C7519, C7520); none under a condition;
-// none in flight over a loop's back edge if its accumulators are read there (C7514).
+// Rules that ptxas (13.0) enforces by silently serialising, with only a warning: wgmma_fence()
+// right before every batch whose register operands were written (C7519, C7520); none under a
+// condition; none in flight over a loop's back edge if its accumulators are read there (C7514).
 
 #include <cstdint>
 

@@ -15,7 +15,8 @@ struct Barriers {
   /// copy itself). Protects kv, scale and valid_tokens of the stage from being read too early.
   std::uint64_t kv_full[Config::kStages];
   /// Arrives: each PV warp, when its value fragments are in registers; QK is done with the stage by
-  /// then, since P of the block exists. Waits: the load warp. Protects the stage from being refilled.
+  /// then, since P of the block exists. Waits: the load warp. Protects the stage from being
+  /// refilled.
   std::uint64_t kv_empty[Config::kStages];
 
   /// Arrives: each QK warp, when its rows of P and their factors are written (and the values of

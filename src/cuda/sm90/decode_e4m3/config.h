@@ -6,8 +6,8 @@ namespace snapmla::cuda::sm90 {
 
 inline constexpr int kWarpgroupThreads = 128;
 
-/// One variant of the kernel. kRowsOfTile: the query rows of a tile that softmax and PV work on (N of
-/// PV's wgmma); QK always multiplies 64, the smallest M of wgmma.
+/// One variant of the kernel. kRowsOfTile: the query rows of a tile that softmax and PV work on (N
+/// of PV's wgmma); QK always multiplies 64, the smallest M of wgmma.
 template <int kRowsOfTile>
 struct Config {
   static constexpr int kRows = kRowsOfTile;

@@ -27,8 +27,7 @@ __device__ __forceinline__ void finish_rows(const DecodeArgs& a, const ChunkInfo
     results.inverse_sum[at] = sum == 0.0f ? 0.0f : 1.0f / sum;
     results.offset[at] = -1;
     if (row >= a.rows()) continue;
-    const float lse =
-        sum == 0.0f ? -INFINITY : (rows.reference[r] + log2f(sum / kE4m3Max)) * kLn2;
+    const float lse = sum == 0.0f ? -INFINITY : (rows.reference[r] + log2f(sum / kE4m3Max)) * kLn2;
     if (chunk.slot >= 0) {
       const std::int64_t partial = chunk.slot * a.rows() + row;
       a.lse_accum[partial] = lse;

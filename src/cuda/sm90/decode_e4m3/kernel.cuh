@@ -3,10 +3,10 @@
 // FP8 decode attention for sm_90a: where to start reading. A CTA has one worker's share of the plan
 // and one tile of query rows; its four warpgroups are a pipeline:
 //
-//   0  loads (load.cuh)        cache pages into a ring of 4 stages, queries, the walk through the plan
-//   1  QK and softmax          P and its factors into a ring of 4 slots      (mainloop.cuh)
-//   2  PV, columns 0..255      O = O + factor * (P V) in fp32, output        (mainloop.cuh)
-//   3  PV, columns 256..511
+//   0  loads (load.cuh)        cache pages into a ring of 4 stages, queries, the walk through the
+//   plan 1  QK and softmax          P and its factors into a ring of 4 slots      (mainloop.cuh) 2
+//   PV, columns 0..255      O = O + factor * (P V) in fp32, output        (mainloop.cuh) 3  PV,
+//   columns 256..511
 //
 // barriers.h says who waits for whom; docs/kernels/sm90-decode-e4m3.md why it is built this way.
 

@@ -1,6 +1,5 @@
-#include "cuda/sm90/decode_e4m3/launch.h"
-
 #include "cuda/sm90/decode_e4m3/launch.cuh"
+#include "cuda/sm90/decode_e4m3/launch.h"
 
 namespace snapmla::cuda::sm90 {
 

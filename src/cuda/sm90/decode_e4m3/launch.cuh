@@ -29,15 +29,15 @@ inline PFN_cuTensorMapEncodeTiled_v12000 encode_function() {
 }
 
 /// A map of bytes [depth][rows][width], loaded in boxes of 128 bytes x box_rows.
-inline CUtensorMap make_map(const char* name, const void* base, std::int64_t width, std::int64_t rows,
-                     std::int64_t depth, std::int64_t depth_stride, int box_rows) {
+inline CUtensorMap make_map(const char* name, const void* base, std::int64_t width,
+                            std::int64_t rows, std::int64_t depth, std::int64_t depth_stride,
+                            int box_rows) {
   CUtensorMap map;
   const cuuint64_t dims[3] = {static_cast<cuuint64_t>(width), static_cast<cuuint64_t>(rows),
                               static_cast<cuuint64_t>(std::max<std::int64_t>(depth, 1))};
   // With one page (or request) its stride may be anything, 0 too.
-  const cuuint64_t strides[2] = {
-      static_cast<cuuint64_t>(width),
-      static_cast<cuuint64_t>(depth > 1 ? depth_stride : rows * width)};
+  const cuuint64_t strides[2] = {static_cast<cuuint64_t>(width),
+                                 static_cast<cuuint64_t>(depth > 1 ? depth_stride : rows * width)};
   const cuuint32_t box[3] = {kTileRowBytes, static_cast<cuuint32_t>(box_rows), 1};
   const cuuint32_t element_strides[3] = {1, 1, 1};
   // 256-byte L2 promotion was measured 9 % slower on shuffled pages.
@@ -62,7 +62,8 @@ void launch_variant(const DecodeArgs& args, cudaStream_t stream, bool pdl) {
   params.row_tiles = static_cast<int>(ceil_div(args.rows(), kRowTile));
   const CacheAccess& cache = args.cache;
   // A cache without pages is never read, but a map needs an address.
-  const void* content = cache.num_pages > 0 ? static_cast<const void*>(cache.content) : args.q_codes;
+  const void* content =
+      cache.num_pages > 0 ? static_cast<const void*>(cache.content) : args.q_codes;
   const void* rope = cache.num_pages > 0 ? static_cast<const void*>(cache.rope) : args.q_codes;
   params.content = make_map("content", content, kKvLoraRank, kPageTokens, cache.num_pages,
                             cache.content_page_stride, kPageTokens);
@@ -92,7 +93,8 @@ void launch_variant(const DecodeArgs& args, cudaStream_t stream, bool pdl) {
   }
   if (params.row_tiles % 2 == 0) {
     // Two row tiles read the same pages. As a cluster they run at the same time and place, so that
-    // the second reads L2: 4.4 TB/s of unique data against 3.3 without (multicast was slower still).
+    // the second reads L2: 4.4 TB/s of unique data against 3.3 without (multicast was slower
+    // still).
     attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
     attributes[config.numAttrs].val.clusterDim = {2, 1, 1};
     ++config.numAttrs;

@@ -1,6 +1,7 @@
 #pragma once
 
-// The load warpgroup: warp 0 walks the plan and fills the ring of cache blocks, warp 1 loads queries.
+// The load warpgroup: warp 0 walks the plan and fills the ring of cache blocks, warp 1 loads
+// queries.
 
 #include <new>
 
@@ -74,8 +75,8 @@ __device__ void load_cache(const Params& params, SharedStorage<Config>& smem, in
     if (info.request < 0) return;
 
     // The lanes read 32 entries of the block table at a time, one group ahead.
-    const std::int32_t* table = a.block_table.data + info.request * a.block_table.row_stride +
-                                info.begin / kPageTokens;
+    const std::int32_t* table =
+        a.block_table.data + info.request * a.block_table.row_stride + info.begin / kPageTokens;
     const auto read_pages = [&](int first) {
       return first + lane < info.blocks ? table[first + lane] : 0;
     };

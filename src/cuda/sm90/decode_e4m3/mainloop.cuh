@@ -1,14 +1,19 @@
 #pragma once
 
-// The two compute roles. QK of a block has two FP8 accumulators, A over the content dimensions 0..255
-// and B over the rest and RoPE, added in fp32. A of the next block runs under softmax of this one, in
-// registers of its own; B follows in the registers that softmax has freed. Time to the right:
+// The two compute roles. One block of 64 tokens passes through them like this (time to the right):
 //
-//   softmax      | softmax(i)       | store P(i) |    wait    | softmax(i+1)     | store ...
-//   tensor, QK   | A(i+1)           |            | B(i+1)     | A(i+2)           |
-//   PV x 2       | PV(i-1)                       | PV(i)                         | PV(i+1)
+//   QK, softmax   | QK(i)      | softmax(i)      | QK(i+1)    | softmax(i+1)    |
+//   PV x 2        |            | PV(i-1)         |            | PV(i)           |
+//
+// P(i-1) is handed over only when QK(i) is done, so that the tensor cores first serve QK, which the
+// softmax warpgroup waits for, and then PV, while that warpgroup computes exponentials. When block
+// i is still on its way from memory the hand-over doesn't wait for it.
+//
+// QK has two FP8 accumulators, over the content dimensions 0..255 and over the rest and RoPE, added
+// in fp32: one alone misses the gate for lse on aligned vectors.
 
 #include "cuda/device/ptx/tma.cuh"
+#include "cuda/device/ptx/warp.cuh"
 #include "cuda/device/ptx/wgmma.cuh"
 #include "cuda/sm90/decode_e4m3/epilogue.cuh"
 #include "cuda/sm90/decode_e4m3/params.h"
@@ -97,11 +102,10 @@ __device__ void run_qk_softmax(const Params& params, SharedStorage<Config>& smem
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int row = min(first_row + 8 * r, static_cast<int>(a.rows()) - 1);
-      rows.scale[r] = read_scale(a.q_scale[chunk.request * a.rows() + row]) * a.softmax_scale *
-                      kLog2E;
-      const int end = static_cast<int>(
-          min(std::int64_t{chunk.end},
-              a.visible_end(chunk.request, row / static_cast<int>(a.h_q))));
+      rows.scale[r] =
+          read_scale(a.q_scale[chunk.request * a.rows() + row]) * a.softmax_scale * kLog2E;
+      const int end = static_cast<int>(min(
+          std::int64_t{chunk.end}, a.visible_end(chunk.request, row / static_cast<int>(a.h_q))));
       if (has_rows && lane % 4 == 0) smem.row_end[warp * 16 + lane / 4 + 8 * r] = end;
       warp_end = min(warp_end, end);
       rows.reference[r] = -FLT_MAX;
@@ -120,18 +124,18 @@ __device__ void run_qk_softmax(const Params& params, SharedStorage<Config>& smem
     const auto prepare = [&](int block) {
       if (!has_rows) return;
       const int stage = block % Config::kStages;
-      const int thread = thread_index_again();
+      const int thread = ptx::thread_index_again();
       make_token_factors(smem.scale[stage], smem.valid_tokens[stage], thread % kWarpSize,
                          smem.tokens[thread / kWarpSize % 4]);
       __syncwarp();
       ptx::mbarrier_wait(&barriers.p_empty[block % Config::kPSlots],
                          (block / Config::kPSlots + 1) % 2);
     };
-    // Scores of block `block`, number i of the chunk, to P; hands P over.
+    // Scores of block `block`, number i of the chunk, to P.
     const auto softmax_and_store = [&](float(&s)[32], int block, int i) {
       const int stage = block % Config::kStages, slot = block % Config::kPSlots;
       const int valid_tokens = smem.valid_tokens[stage];
-      const int thread = thread_index_again();
+      const int thread = ptx::thread_index_again();
       const int warp = thread / kWarpSize % 4, lane = thread % kWarpSize;
       if (valid_tokens < kPageTokens) zero_values(smem.kv[stage], valid_tokens);
       if (has_rows) {
@@ -154,32 +158,32 @@ __device__ void run_qk_softmax(const Params& params, SharedStorage<Config>& smem
       }
       ptx::fence_proxy_async();  // P, and zeroed values, before wgmma and the copy engine
       __syncwarp();
-      if (lane == 0) ptx::mbarrier_arrive(&barriers.p_full[slot]);
+    };
+    const auto hand_over = [&](int block) {
+      if (lane == 0) ptx::mbarrier_arrive(&barriers.p_full[block % Config::kPSlots]);
     };
 
     ptx::mbarrier_wait(&barriers.q_full, n % 2);
-    if (blocks > 0) {
-      float s[32], part[32];
+#pragma unroll 1
+    for (int i = 0; i < blocks; ++i, ++k) {
+      // P of the previous block is written: hand it over now if this block isn't here yet.
+      bool pending = i > 0;
+      if (pending && !ptx::mbarrier_test_wait(&barriers.kv_full[k % Config::kStages],
+                                              k / Config::kStages % 2)) {
+        hand_over(k - 1);
+        pending = false;
+      }
       wait_for_block(k);
+      float s[32], part[32];
       issue_first_half(part, q_tile, stage_address(k));
       issue_second_half(s, q_tile, stage_address(k));
       prepare(k);
       finish_scores(s, part);
-#pragma unroll 1
-      for (int i = 0; i + 1 < blocks; ++i, ++k) {
-        wait_for_block(k + 1);
-        issue_first_half(part, q_tile, stage_address(k + 1));
-        softmax_and_store(s, k, i);
-        issue_second_half(s, q_tile, stage_address(k + 1));
-        prepare(k + 1);
-        finish_scores(s, part);
-      }
-      if (lane == 0) ptx::mbarrier_arrive(&barriers.q_empty);
-      softmax_and_store(s, k, blocks - 1);
-      ++k;
-    } else if (lane == 0) {
-      ptx::mbarrier_arrive(&barriers.q_empty);
+      if (pending) hand_over(k - 1);
+      softmax_and_store(s, k, i);
     }
+    if (blocks > 0) hand_over(k - 1);
+    if (lane == 0) ptx::mbarrier_arrive(&barriers.q_empty);
     if (has_rows) finish_rows(a, chunk, first_row, rows, warp, smem.rows[n % 2]);
     __syncwarp();
     if (lane == 0) {
@@ -199,8 +203,8 @@ template <class Config>
 __device__ __forceinline__ void rescale_output(const float* keep, int t, Output<Config>& o) {
 #pragma unroll
   for (int j = 0; j < Config::kRows / 8; ++j) {
-    const float2 f = *reinterpret_cast<const float2*>(
-        keep + t * BlockFactors<Config>::Order::kStride + 2 * j);
+    const float2 f =
+        *reinterpret_cast<const float2*>(keep + t * BlockFactors<Config>::Order::kStride + 2 * j);
 #pragma unroll
     for (int q = 0; q < kSlices; ++q) {
       o[q][4 * j] *= f.x;
@@ -211,11 +215,13 @@ __device__ __forceinline__ void rescale_output(const float* keep, int t, Output<
   }
 }
 
-/// This thread's rows of one half of the tile: values[2j + e] is the row kRows / 2 * kPart + 8j + 2t + e.
+/// This thread's rows of one half of the tile: values[2j + e] is the row kRows / 2 * kPart + 8j +
+/// 2t + e.
 template <class Config, int kPart>
 __device__ __forceinline__ void load_row_factors(const float* factors, int t,
                                                  float (&values)[Config::kRows / 8]) {
-  const float* from = factors + t * BlockFactors<Config>::Order::kStride + kPart * Config::kRows / 8;
+  const float* from =
+      factors + t * BlockFactors<Config>::Order::kStride + kPart * Config::kRows / 8;
 #pragma unroll
   for (int j = 0; j < Config::kRows / 16; ++j) {
     const float2 f = *reinterpret_cast<const float2*>(from + 2 * j);
@@ -285,7 +291,7 @@ __device__ void run_pv(const Params& params, SharedStorage<Config>& smem, int gr
 
 #pragma unroll 1
     for (int i = 0; i < blocks; ++i, ++k) {
-      const int thread = thread_index_again();
+      const int thread = ptx::thread_index_again();
       const int warp = thread / kWarpSize % 4, lane = thread % kWarpSize, t = lane % 4;
       const std::uint32_t lane_offset = value_lane_offset(group, warp, lane);
       const int stage = k % Config::kStages, slot = k % Config::kPSlots;

@@ -8,11 +8,11 @@
 
 namespace snapmla::cuda::sm90 {
 
-// Tiles that wgmma reads are [rows][128 bytes], K-major, with the 128-byte swizzle: the 16-byte piece
-// c of row r lies at piece c ^ (r % 8).
+// Tiles that wgmma reads are [rows][128 bytes], K-major, with the 128-byte swizzle: the 16-byte
+// piece c of row r lies at piece c ^ (r % 8).
 inline constexpr int kTileRowBytes = 128;
-inline constexpr int kTileBytes = 64 * kTileRowBytes;           // 64 rows
-inline constexpr int kContentTiles = kKvLoraRank / 128;         // 4
+inline constexpr int kTileBytes = 64 * kTileRowBytes;                 // 64 rows
+inline constexpr int kContentTiles = kKvLoraRank / 128;               // 4
 inline constexpr int kStageBytes = (kContentTiles + 1) * kTileBytes;  // content, then RoPE
 inline constexpr int kScaleBytes = kPageTokens * 4;
 
@@ -50,7 +50,7 @@ struct ChunkInfo {
   std::int32_t begin;    // first position, a multiple of 64
   std::int32_t end;      // end of the positions to read
   std::int32_t blocks;
-  std::int64_t slot;     // < 0: write to the output
+  std::int64_t slot;  // < 0: write to the output
 };
 
 /// Results per row that PV needs to finish a chunk.
@@ -59,14 +59,6 @@ struct RowResults {
   std::int64_t offset[Config::kRows];  // first element of the row's output; < 0: no such row
   float inverse_sum[Config::kRows];    // 0: no valid key
 };
-
-/// The thread's index in a form that the compiler can't keep addresses of from one block to the next:
-/// recomputing them is cheaper than the registers.
-__device__ __forceinline__ int thread_index_again() {
-  int thread = threadIdx.x;
-  asm volatile("" : "+r"(thread));
-  return thread;
-}
 
 template <class Config>
 struct SharedStorage {
@@ -82,7 +74,8 @@ struct SharedStorage {
   ChunkInfo chunks[2];
   // The load warp's place in the plan; here because that warp has few registers.
   alignas(WorkerChunks) std::uint8_t plan_walk[sizeof(WorkerChunks)];
-  std::int32_t valid_tokens[Config::kStages];  // the block's first tokens that exist; the rest don't
+  std::int32_t
+      valid_tokens[Config::kStages];  // the block's first tokens that exist; the rest don't
   Barriers<Config> barriers;
 };
 

@@ -15,12 +15,12 @@ namespace snapmla::cuda::sm90 {
 inline constexpr float kLog2E = 1.4426950408889634f;
 inline constexpr float kLn2 = 0.6931471805599453f;
 inline constexpr float kLog2E4m3Max = 8.807354922057604f;  // log2(448): the largest p becomes 448
-/// The reference of a row's output is the maximum of its first block. O is fp32, so later maxima may
-/// exceed it; only above this many powers of two is the row rescaled.
+/// The reference of a row's output is the maximum of its first block. O is fp32, so later maxima
+/// may exceed it; only above this many powers of two is the row rescaled.
 inline constexpr float kMaxLead = 20.0f;
 
-/// Makes the per-token factors of a block for one warp: lane l has tokens 2l and 2l + 1. Tokens that
-/// don't exist get factors that keep garbage out of the sums.
+/// Makes the per-token factors of a block for one warp: lane l has tokens 2l and 2l + 1. Tokens
+/// that don't exist get factors that keep garbage out of the sums.
 __device__ __forceinline__ void make_token_factors(const float* scale, int valid_tokens, int lane,
                                                    TokenFactors& factors) {
   const float2 raw = reinterpret_cast<const float2*>(scale)[lane];

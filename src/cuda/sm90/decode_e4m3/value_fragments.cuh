@@ -3,10 +3,10 @@
 // V^T as the register operand of wgmma, straight from the content tiles: PV is computed as
 // O^T = V^T P^T, so that V needs no transposed copy in shared memory.
 //
-// ldmatrix.trans moves 16-bit pairs: of two adjacent value columns of one token. A byte permute then
-// separates the columns. What comes out: row g of the fragment is column 16w + 2g of the 64-column
-// slice, row g + 8 is column 16w + 2g + 1 (w = warp, g = lane / 4), and its k order within 32 tokens
-// is the one of store_p: byte 16h + 4t + j is token 16h + 8 (j / 2) + 2t + j % 2.
+// ldmatrix.trans moves 16-bit pairs: of two adjacent value columns of one token. A byte permute
+// then separates the columns. What comes out: row g of the fragment is column 16w + 2g of the
+// 64-column slice, row g + 8 is column 16w + 2g + 1 (w = warp, g = lane / 4), and its k order
+// within 32 tokens is the one of store_p: byte 16h + 4t + j is token 16h + 8 (j / 2) + 2t + j % 2.
 
 #include "cuda/device/ptx/warp.cuh"
 #include "cuda/device/ptx/wgmma.cuh"
