@@ -83,7 +83,8 @@ struct NumericsOptions {
   Accumulate accumulate = Accumulate::exact;
   /// With Accumulate::hopper: partial accumulators for the 512 content dimensions of QK; 1, 2 or 4.
   int qk_accumulators = 1;
-  /// Divide by the sum of quantized P instead of the sum of p (lse always uses p).
+  /// Divide by the sum of quantized P instead of the sum of p (lse always uses p). Parts of a split
+  /// sequence are merged by lse, so results then depend on the splits, by about 1e-4.
   bool normalize_by_quantized_p = false;
   friend bool operator==(const NumericsOptions&, const NumericsOptions&) = default;
 };
@@ -104,8 +105,9 @@ struct DecodeOptions {
 /// causal: query i sees positions < cache_seqlen - (s_q - 1 - i) (bottom-right aligned).
 /// out: bf16|f32 [b, s_q, h_q, 512].   lse: f32 [b, h_q, s_q], any strides, optional; natural log.
 /// A row without a valid key gets out = 0 and lse = -inf.
-/// workspace: u8 [>= workspace_bytes()], 16-byte aligned, contents ignored.
-/// Allocates nothing on the device, never synchronizes, can be captured in a CUDA graph.
+/// workspace: >= workspace_bytes() bytes of any dtype, contiguous, 16-byte aligned, contents
+/// ignored. out, lse and workspace must not overlap each other or an input. Allocates nothing on
+/// the device, never synchronizes, can be captured in a CUDA graph.
 void decode(const DecodePlan& plan, const QuantizedQuery& query, const Cache& cache,
             const TensorView& block_table, const TensorView& cache_seqlens, float softmax_scale,
             bool causal, const TensorView& out, const TensorView& lse, const TensorView& workspace,

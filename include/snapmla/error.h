@@ -5,7 +5,8 @@
 
 namespace snapmla {
 
-/// Base of every exception the library throws. The library never prints, exits or aborts.
+/// Base of every exception the library throws, memory exhaustion (std::bad_alloc) apart. It never
+/// prints, exits or aborts.
 class Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;

@@ -20,7 +20,7 @@ enum class ScaleMode : std::uint8_t { exact, power_of_two };
 const char* scale_mode_name(ScaleMode mode) noexcept;
 
 /// The default; docs/numerics.md has the measurement behind it.
-inline constexpr ScaleMode kDefaultScaleMode = ScaleMode::power_of_two;
+inline constexpr ScaleMode kDefaultScaleMode = ScaleMode::exact;
 
 struct QuantizeOptions {
   ScaleMode scale = kDefaultScaleMode;
@@ -48,7 +48,8 @@ struct QuantizedQuery {
 
 /// Quantizes absorbed queries, one scale per (token, head).
 /// q: [b, s_q, h_q, 576], or q_nope [b, s_q, h_q, 512] and q_rope [b, s_q, h_q, 64], any leading
-/// strides. `out` is caller-owned; its rows may be strided too. One launch, no allocation.
+/// strides. `out` is caller-owned, its rows may be strided too and overlap nothing. One launch, no
+/// allocation.
 void quantize_query(const ContentRope& q, const QuantizedQuery& out,
                     const QuantizeOptions& options = {}, Stream stream = {});
 

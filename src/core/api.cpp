@@ -12,8 +12,12 @@ namespace {
 
 PlanOptions resolve(const PlanSpec& spec, const PlanOptions& options) {
   const Backend& backend = select_backend(spec.device);
-  return resolve_plan_options(spec, options, backend.default_workers(spec.device),
-                              backend.default_p_block());
+  const PlanOptions resolved = resolve_plan_options(
+      spec, options, backend.default_workers(spec.device), backend.default_p_block());
+  if (Support support = backend.supports_plan(resolved); !support.ok) {
+    throw Unsupported("backend " + std::string(backend.name()) + ": " + support.reason);
+  }
+  return resolved;
 }
 
 }  // namespace

@@ -22,6 +22,9 @@ class Backend {
   virtual Support available() const = 0;
   /// Whether it can run this decode problem, given that it is available.
   virtual Support supports(const DecodeProblem& problem) const = 0;
+  /// Whether it can decode with a plan of these (resolved) options. supports() and the planning
+  /// calls give the same reason.
+  virtual Support supports_plan(const PlanOptions&) const { return {true, ""}; }
   /// The code path that decode() takes, and an estimate of its time, for explain().
   virtual void explain(const DecodeProblem& problem, Explanation& explanation) const = 0;
 

@@ -25,8 +25,8 @@ Cache Cache::from_pages(const TensorView& pages) {
   cache.pages = pages;
   if (pages.rank > 0) {
     cache.num_pages = pages.shape[0];
-    cache.page_stride_bytes =
-        pages.strides[0] * static_cast<std::int64_t>(dtype_bytes(pages.dtype));
+    // Bytes are elements here; other dtypes are refused by the operation that uses the cache.
+    cache.page_stride_bytes = pages.strides[0];
   }
   return cache;
 }

@@ -97,7 +97,8 @@ const Backend& select_backend(const DecodeProblem& problem) {
     reasons += fmt::format("; {}: {}", backend->name(), support.reason);
   }
   if (reasons.empty()) throw_no_backend(problem.device);
-  throw Unsupported("no backend supports this decode call" + reasons);
+  throw Unsupported(fmt::format("no backend supports this decode call on {}{}",
+                                to_string(problem.device), reasons));
 }
 
 std::vector<BackendInfo> list_backends() {

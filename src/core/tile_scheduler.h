@@ -124,9 +124,11 @@ class WorkerChunks {
 
   SNAPMLA_HD bool next(Chunk& chunk) {
     if (request_ > last_) return false;
-    const std::int64_t first_slot = num_splits_[request_];
-    const std::int64_t partials = num_splits_[request_ + 1] - first_slot;
-    const std::int64_t splits = partials > 1 ? partials : 1;
+    // 32 bits where they suffice: the warp that walks the plan on a GPU has few registers.
+    const std::int32_t first_slot = num_splits_[request_];
+    const std::int64_t partials = std::int64_t{num_splits_[request_ + 1]} - first_slot;
+    const std::int32_t splits =
+        partials > 1 ? static_cast<std::int32_t>(partials < kOpenEnd ? partials : kOpenEnd) : 1;
     const bool is_last = request_ == row_.last_request;
     chunk.request = request_;
     bool more = false;  // further splits of this request belong to this worker
@@ -140,7 +142,7 @@ class WorkerChunks {
       more = split_ + 1 < splits && !(is_last && split_ >= row_.last_split);
     }
     if (chunk.begin < 0) chunk.begin = 0;
-    chunk.slot = splits == 1 ? -1 : first_slot + split_;
+    chunk.slot = splits == 1 ? -1 : std::int64_t{first_slot} + split_;
     if (chunk.slot >= slots_) chunk.slot = slots_ - 1;
     if (more) {
       ++split_;

@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <limits>
 #include <optional>
 #include <string>
@@ -38,9 +40,17 @@ bool fits(const TensorView& t, const Dims& dims) {
   return true;
 }
 
+/// Also bounds the strides, so that no offset computed from them overflows.
 void check_shape(const TensorView& t, std::string_view name, const Dims& dims) {
   check(t.defined(), name, "a tensor of shape " + describe(dims), "no tensor");
   check(fits(t, dims), name, "shape " + describe(dims), to_string(t));
+  constexpr std::int64_t kMaxSpan = std::int64_t{1} << 56;  // elements
+  for (int d = 0; d < t.rank; ++d) {
+    const std::int64_t limit = kMaxSpan / std::max<std::int64_t>(t.shape[d], 1);
+    check(t.strides[d] >= -limit && t.strides[d] <= limit, name,
+          "strides that span less than 2^56 elements",
+          fmt::format("stride {} in dimension {}", t.strides[d], d));
+  }
   check(t.data != nullptr || t.numel() == 0, name, "a data pointer", "null");
 }
 
@@ -56,7 +66,10 @@ void check_dtype(const TensorView& t, std::string_view name, std::initializer_li
 }
 
 void check_device(const TensorView& t, std::string_view name, Device device) {
-  check(t.device == device, name, "a tensor on " + to_string(device), to_string(t.device));
+  // There is one CPU, whatever index its tensors carry.
+  const bool same = t.device.type == device.type &&
+                    (device.type == DeviceType::cpu || t.device.index == device.index);
+  check(same, name, "a tensor on " + to_string(device), to_string(t.device));
 }
 
 void check_aligned(const TensorView& t, std::string_view name, std::int64_t bytes) {
@@ -69,6 +82,23 @@ std::int64_t element_bytes(const TensorView& t) {
   return static_cast<std::int64_t>(dtype_bytes(t.dtype));
 }
 
+/// No element of a tensor that is written may have two indices: each stride must step over all that
+/// the smaller ones reach.
+void check_no_overlap(const TensorView& t, std::string_view name) {
+  if (t.numel() == 0) return;
+  std::vector<std::pair<std::int64_t, std::int64_t>> dims;  // |stride|, shape
+  for (int d = 0; d < t.rank; ++d) {
+    if (t.shape[d] > 1) dims.emplace_back(std::abs(t.strides[d]), t.shape[d]);
+  }
+  std::sort(dims.begin(), dims.end());
+  std::int64_t extent = 1;
+  for (const auto& [stride, shape] : dims) {
+    check(stride >= extent, name, "strides with which no two elements overlap, as it is written",
+          fmt::format("stride {} over {} elements", stride, extent));
+    extent += stride * (shape - 1);
+  }
+}
+
 /// Leading dimensions strided, last one dense; on CUDA every row must start 16-byte aligned.
 Rows check_rows(const TensorView& t, std::string_view name, bool written = false) {
   const int last = t.rank - 1;
@@ -79,8 +109,6 @@ Rows check_rows(const TensorView& t, std::string_view name, bool written = false
   rows.dtype = t.dtype;
   for (int d = 0; d < last; ++d) {
     rows.stride[d] = t.shape[d] > 1 ? t.strides[d] : 0;
-    check(!written || t.shape[d] <= 1 || rows.stride[d] != 0, name,
-          "no stride of 0 in a tensor that is written", fmt::format("stride 0 in dimension {}", d));
     if (t.device.type == DeviceType::cuda) {
       check(rows.stride[d] * element_bytes(t) % kRowAlignment == 0, name,
             fmt::format("strides that are multiples of {} bytes on CUDA", kRowAlignment),
@@ -88,6 +116,7 @@ Rows check_rows(const TensorView& t, std::string_view name, bool written = false
     }
   }
   check_aligned(t, name, t.device.type == DeviceType::cuda ? kRowAlignment : element_bytes(t));
+  if (written) check_no_overlap(t, name);
   return rows;
 }
 
@@ -261,9 +290,8 @@ float* check_lse(const TensorView& lse, const Dims& lead, Device device, std::in
   check_dtype(lse, "lse", {DType::f32});
   check_device(lse, "lse", device);
   check_aligned(lse, "lse", 4);
+  check_no_overlap(lse, "lse");
   for (int d = 0; d < 3; ++d) {
-    check(lse.shape[d] <= 1 || lse.strides[d] != 0, "lse",
-          "no stride of 0 in a tensor that is written", fmt::format("stride 0 in dimension {}", d));
     stride[d] = lse.strides[d];
   }
   return static_cast<float*>(lse.data);
@@ -284,9 +312,8 @@ Validated<QuantizeQueryArgs> validate_quantize_query(const ContentRope& q,
   args.out_scale.data = out.scale.data;
   args.out_scale.dtype = DType::f32;
   check_aligned(out.scale, "out.scale", 4);
+  check_no_overlap(out.scale, "out.scale");
   for (int d = 0; d < 3; ++d) {
-    check(out.scale.shape[d] <= 1 || out.scale.strides[d] != 0, "out.scale",
-          "no stride of 0 in a tensor that is written", fmt::format("stride 0 in dimension {}", d));
     args.out_scale.stride[d] = out.scale.strides[d];
   }
   args.b = rows.lead[0];

@@ -8,6 +8,7 @@
 #include "cpu/data_path.h"
 #include "cpu/fp8_pipeline.h"
 #include "cpu/reference.h"
+#include "cpu/tile.h"
 
 namespace snapmla {
 namespace {
@@ -41,11 +42,17 @@ class HostBackend : public Backend {
   }
 
  protected:
-  static void estimate(Explanation& e, double gflops, const char* kernel) {
-    e.kernel = kernel;
+  /// `threads` that compute at `gflops` each, and decode the cache in the time of `decode_rows`
+  /// rows.
+  static void estimate(Explanation& e, const DecodeProblem& problem, std::string kernel,
+                       double gflops, std::int64_t threads, double decode_rows) {
+    const auto rows = static_cast<double>(problem.s_q * problem.h_q);
+    e.kernel = std::move(kernel);
     e.bound = "compute";
-    e.estimated_us = e.flops / (gflops * 1e3);
-    e.basis = fmt::format("{:g} GFLOP/s, measured on one core of an AMD EPYC (Zen 4)", gflops);
+    e.estimated_us = e.flops * (1 + decode_rows / rows) /
+                     (gflops * 1e3 * static_cast<double>(std::max<std::int64_t>(threads, 1)));
+    e.basis = fmt::format("{:g} GFLOP/s on each of {} threads, measured on an AMD EPYC (Zen 4)",
+                          gflops, threads);
   }
 };
 
@@ -56,8 +63,12 @@ class CpuBackend final : public HostBackend {
     return "FP8 pipeline: e4m3 P per block, scale fusion, log-domain softmax";
   }
   Support supports(const DecodeProblem&) const override { return {true, ""}; }
-  void explain(const DecodeProblem&, Explanation& e) const override {
-    estimate(e, 5.0, "fp8_pipeline, plain loops");
+  void explain(const DecodeProblem& problem, Explanation& e) const override {
+    const cpu::Kernels& kernels = cpu::choose_kernels(problem.numerics);
+    const bool plain = &kernels == &cpu::plain_kernels();
+    const std::int64_t threads =
+        std::min<std::int64_t>(default_workers({}), e.workers * e.row_tiles);
+    estimate(e, problem, fmt::format("fp8_pipeline, {}", kernels.name), plain ? 5 : 60, threads, 4);
   }
   void decode(const DecodeArgs& args, Device, Stream) const override { cpu::decode_fp8(args); }
 };
@@ -74,8 +85,8 @@ class ReferenceBackend final : public HostBackend {
     }
     return {true, ""};
   }
-  void explain(const DecodeProblem&, Explanation& e) const override {
-    estimate(e, 1.0, "reference, double");
+  void explain(const DecodeProblem& problem, Explanation& e) const override {
+    estimate(e, problem, "reference, double", 1, 1, 0);
   }
   void decode(const DecodeArgs& args, Device, Stream) const override {
     cpu::decode_reference(args);

@@ -41,11 +41,11 @@ void quantize_row(const Rows& content, std::int64_t content_offset, const Rows& 
   *scale = s;
 }
 
+}  // namespace
+
 void count_fault(std::int32_t* status) {
   if (status) std::atomic_ref<std::int32_t>(*status).fetch_add(1, std::memory_order_relaxed);
 }
-
-}  // namespace
 
 void store_output(const Rows& out, std::int64_t offset, const float* values) {
   for (int d = 0; d < kKvLoraRank; ++d) store(out, offset + d, values[d]);

@@ -3,7 +3,6 @@
 #include <omp.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cfloat>
 #include <cmath>
 #include <cstring>
@@ -22,17 +21,6 @@ struct Scratch {
   Block block;
   RowTile tile;
 };
-
-const Kernels& choose_kernels(const NumericsOptions& numerics) {
-  const bool vectorized = numerics.form == NumericsOptions::Form::log_domain &&
-                          numerics.accumulate == NumericsOptions::Accumulate::exact;
-  const Kernels* simd = simd_kernels();
-  return vectorized && simd ? *simd : plain_kernels();
-}
-
-void count_fault(std::int32_t* status) {
-  if (status) std::atomic_ref<std::int32_t>(*status).fetch_add(1, std::memory_order_relaxed);
-}
 
 void load_block(const DecodeArgs& a, const Kernels& kernels, std::int64_t request,
                 std::int64_t begin, std::int64_t end, bool count_faults, Block& block) {
@@ -204,6 +192,13 @@ void combine_row(const DecodeArgs& a, std::int64_t request, std::int64_t row) {
 }
 
 }  // namespace
+
+const Kernels& choose_kernels(const NumericsOptions& numerics) {
+  const bool vectorized = numerics.form == NumericsOptions::Form::log_domain &&
+                          numerics.accumulate == NumericsOptions::Accumulate::exact;
+  const Kernels* simd = simd_kernels();
+  return vectorized && simd ? *simd : plain_kernels();
+}
 
 void decode_fp8(const DecodeArgs& a) {
   const auto& header = *reinterpret_cast<const ScheduleHeader*>(a.schedule);

@@ -24,10 +24,12 @@ Sequence gather(const DecodeArgs& a, std::int64_t request) {
   Sequence sequence;
   const std::int64_t end = std::min<std::int64_t>(std::max(a.cache_seqlens[request], 0),
                                                   a.block_table.max_blocks * kPageTokens);
+  sequence.positions.reserve(static_cast<std::size_t>(end));
+  sequence.keys.reserve(static_cast<std::size_t>(end) * kQkDim);
   for (std::int64_t position = 0; position < end; ++position) {
     const std::int64_t page = a.block_table.page(request, position / kPageTokens);
     if (page < 0 || page >= a.cache.num_pages) {
-      if (a.status && position % kPageTokens == 0) ++*a.status;
+      if (position % kPageTokens == 0) count_fault(a.status);
       continue;
     }
     const std::int64_t slot = page * kPageTokens + position % kPageTokens;

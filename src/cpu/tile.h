@@ -77,6 +77,9 @@ const Kernels& plain_kernels();
 /// same bits; null where there are none.
 const Kernels* simd_kernels();
 
+/// The vector kernels where they exist and compute what `numerics` asks for.
+const Kernels& choose_kernels(const NumericsOptions& numerics);
+
 /// The plain loop's sum of P' . codes of one row, into sums[512]: on top of what is there.
 void multiply_values(const NumericsOptions& numerics, const Block& block, const float* p,
                      float* sums);

@@ -25,6 +25,7 @@ namespace snapmla {
 namespace {
 
 constexpr const char* kFallback = "use CPU tensors: backend cpu";
+constexpr int kPBlock = 64;  // of the decode kernel; the plans of both backends are its plans
 
 struct DeviceInfo {
   std::string name;
@@ -121,7 +122,21 @@ class DeviceBackend : public Backend {
   }
 
   int default_workers(Device device) const override { return require_device(device).sm_count; }
-  int default_p_block() const override { return 64; }
+  int default_p_block() const override { return kPBlock; }
+
+  Support supports_plan(const PlanOptions& options) const override {
+    if (options.p_block == 0 || options.p_block == kPBlock) return {true, ""};
+    return {false,
+            fmt::format("options.p_block: P is quantized in blocks of {} tokens, not {}; use 0 or "
+                        "{}, or the cpu backend",
+                        kPBlock, options.p_block, kPBlock)};
+  }
+  Support supports(const DecodeProblem& problem) const override {
+    if (problem.numerics != NumericsOptions{}) {
+      return {false, "has no numerics options; use the cpu backend"};
+    }
+    return supports_plan(problem.plan);
+  }
 
   void quantize_query(const QuantizeQueryArgs& args, Device device, Stream stream) const override {
     const Target target(device, stream);
@@ -153,12 +168,6 @@ class CudaBackend final : public DeviceBackend {
  public:
   std::string_view name() const override { return "cuda"; }
   std::string_view description() const override { return "kernels for NVIDIA Hopper"; }
-  Support supports(const DecodeProblem& problem) const override {
-    if (problem.numerics != NumericsOptions{}) {
-      return {false, "has no numerics options; use the cpu backend"};
-    }
-    return {true, ""};
-  }
   void explain(const DecodeProblem& problem, Explanation& e) const override {
     // Per SM, of docs/kernels/sm90-decode-e4m3.md: 64 rows x 64 tokens, and the bytes of 64 tokens.
     constexpr double kBlockUs = 1.7, kTerabytesPerSecond = 4.4, kLaunchUs = 12;
@@ -172,9 +181,9 @@ class CudaBackend final : public DeviceBackend {
     e.kernel = cuda::sm90::decode_e4m3_variant(problem.s_q * problem.h_q);
     e.bound = work < kLaunchUs ? "latency" : compute > memory ? "compute" : "memory";
     e.estimated_us = work + kLaunchUs;
-    e.basis = fmt::format(
-        "{:g} TB/s and {:g} us for 64 rows x 64 tokens on one SM, measured on an H200",
-        kTerabytesPerSecond, kBlockUs);
+    e.basis =
+        fmt::format("{:g} TB/s and {:g} us for 64 rows x 64 tokens on one SM, measured on an H200",
+                    kTerabytesPerSecond, kBlockUs);
   }
   void decode(const DecodeArgs& args, Device device, Stream stream) const override {
     const Target target(device, stream);
@@ -188,12 +197,6 @@ class CudaReferenceBackend final : public DeviceBackend {
   std::string_view name() const override { return "cuda_reference"; }
   std::string_view description() const override {
     return "fp32 attention over the dequantized cache on the GPU, without tensor cores";
-  }
-  Support supports(const DecodeProblem& problem) const override {
-    if (problem.numerics != NumericsOptions{}) {
-      return {false, "has no numerics options; use the cpu backend"};
-    }
-    return {true, ""};
   }
   void explain(const DecodeProblem&, Explanation& e) const override {
     constexpr double kTflops = 5.0;

@@ -5,6 +5,7 @@ import math
 import os
 import pty
 import re
+import shutil
 import subprocess
 import tempfile
 import unittest
@@ -149,17 +150,61 @@ class Decode(CliTest):
         capture = Capture(tokens=256, query_std=0.0, kv_mean=0.0)
         path = capture.write(os.path.join(self.folder(), "flat.safetensors"))
         # With powers of two all scales of this capture are equal, and P is exact.
-        result = run_cli("decode", path, "--scale-mode", "exact")
+        result = run_cli("decode", path, "--scale-mode", "exact", "--check")
         self.assertEqual(result.returncode, 1, result.stderr)
         self.assertIn("NO", result.stdout)
         self.assertIn("outside the accuracy gates", result.stdout)
-        result = run_cli("decode", path, "--scale-mode", "exact", "--json")
+        result = run_cli("decode", path, "--scale-mode", "exact", "--check", "--json")
         self.assertEqual(result.returncode, 1)
         self.assertFalse(json.loads(result.stdout)["within"])
-        result = run_cli("decode", path, "--scale-mode", "exact", "--backend", "cpu", "--numerics",
-                         "chained")
+        # The gates are for real activations: nothing is wrong with this decode.
+        result = run_cli("decode", path, "--scale-mode", "exact")
         self.assertEqual(result.returncode, 0)
-        self.assertIn("not enforced", result.stdout)
+        self.assertIn("--check enforces them", result.stdout)
+
+    def test_names_that_are_not_utf8_do_not_break_json(self):
+        path = os.path.join(os.fsencode(self.folder()), b"bad\xff.safetensors")
+        shutil.copyfile(self.layer(0), path)
+        result = subprocess.run([CLI, "decode", "--json", path], capture_output=True)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        json.loads(result.stdout)
+
+    def test_empty_arguments_are_refused(self):
+        for option in ("--softmax-scale", "--seed", "--splits"):
+            self.check_refused(2, ["empty argument"], "decode", self.layer(0), option, "")
+        self.check_refused(2, ["seed"], "decode", self.layer(0), "--seed", "9" * 30)
+
+    def test_studies_refuse_values_that_mean_nothing(self):
+        self.check_refused(2, ["outlier-scale"], "accuracy", "--generate", "outliers",
+                           "--outlier-scale", "nan")
+        self.check_refused(2, ["softmax-scale"], "accuracy", "--generate", "mean",
+                           "--softmax-scale", "0.1")
+        self.check_refused(2, ["captures"], "analyze")
+
+    def test_accuracy_agrees_with_decode(self):
+        """The study emulates in double what decode computes."""
+        study = self.run_json("accuracy", self.layer(3), "--study", "schemes")["inputs"][0]
+        ours = self.run_json("decode", self.layer(3), "--backend", "cpu")["captures"][0]
+        emulated = study["schemes"]["snapmla"]["everything"]["relative_l2"]
+        self.assertAlmostEqual(emulated / ours["vs_bf16"]["relative_l2"], 1, delta=0.02)
+        self.assertGreater(study["schemes"]["A"]["cache"]["relative_l2"],
+                           1.15 * study["schemes"]["snapmla"]["cache"]["relative_l2"])
+        self.assertEqual(len(study["schemes"]["snapmla"]["heads"]), 16)
+
+    def test_accuracy_pipelines_show_what_in_place_accumulation_loses(self):
+        study = self.run_json("accuracy", "--generate", "mean", "--tokens", "8192", "--heads", "1",
+                              "--study", "pipelines")["inputs"][0]["pipelines"]
+        self.assertGreater(study["in place"]["vs_dequantized"]["relative_l2"], 0.05)
+        self.assertLess(study["promoted, QK x2"]["vs_dequantized"]["relative_l2"], 3e-3)
+        self.assertLess(study["block-local"]["vs_dequantized"]["relative_l2"], 3e-3)
+
+    def test_analyze_counts_every_value(self):
+        entry = self.run_json("analyze", self.layer(0))["inputs"][0]
+        self.assertEqual(sum(entry["content"]["histogram"]["counts"]), 2048 * 512)
+        self.assertEqual(sum(entry["rope"]["histogram"]["counts"]), 2048 * 64)
+        self.assertEqual(len(entry["rope"]["dimension_amax"]), 64)
+        self.assertGreater(entry["rope"]["e4m3_mse"], 5 * entry["content"]["e4m3_mse"])
+        self.assertIn("RoPE", self.run_ok("analyze", self.layer(0)))
 
     def test_directory_is_in_natural_order(self):
         folder = self.folder()

@@ -20,43 +20,77 @@ void fill(float* values, int n, Random& random, double amplitude, double mean = 
   for (int d = 0; d < n; ++d) values[d] = to_bf16(mean + amplitude * random.normal());
 }
 
-// Exact P (docs/numerics.md section 5). In units of real content:
-//   dims 0..31     selectors, -1, 0 or 1: each head reads four of them with weight +-1
-//   dim 32         a bias of 0..12 shared by 128 tokens, read by every head: the running max moves
-//   dims 33..255   v * 2^s, read with weight 2a          -- cancels with dim + 256: every dimension
-//   dims 289..511  2v * 2^s, read with weight -a         -- of QK takes part, and none is redundant
-//   dims 256..288  v * 2^s, not read
-// RoPE: selectors too. Logits are integers times ln 2 within +-6 of the block's bias, s is 0..3, so
-// y = x / ln 2 + log2(S) spans at most 15 in a block, and 448 * 2^-15 is still exact in e4m3. Codes
-// have at most four significant bits; partial sums of QK stay below 2^13 in units of one.
-void fill_exact_token(float* kv, Random& random, int bias) {
-  const float factor = std::ldexp(1.0f, static_cast<int>(random.integer(0, 3)));
-  for (int d = 0; d < 32; ++d) kv[d] = static_cast<float>(random.integer(-1, 1));
-  kv[32] = static_cast<float>(bias);
-  for (int d = 33; d < 256; ++d) {
-    const float v = static_cast<float>(random.integer(-3, 7));
-    kv[d] = v * factor;
-    kv[d + 256] = 2 * v * factor;
+// Exact P (docs/numerics.md section 5): QK, P and PV are exact even in accumulators of 14 bits.
+//
+// A head reads two content selectors (-1 or 0), one RoPE level (0..-6, -6 most often, minus s) and
+// the bias of 128 tokens; everything else that it reads cancels, and every dimension takes part:
+//   content   0..31    selectors: -1 or 0
+//             32..255  v * 2^s, read with weight 2a         -- pairs with dim + 256
+//             288..511 2v * 2^s, read with weight -a
+//             256..287 v * 2^s in pairs 16 apart, read with weights a, -a
+//   RoPE      0..15    levels
+//             16..61   integers in pairs 23 apart, read with weights a, -a
+//             62, 63   bias, twice, read with weights 2, -1
+// v is -1..2, one v of a token 7, so that S is 2^s / 32 exactly; s is 0..2. A query has one a = 7
+// for the same reason. Logits are integers times ln 2, and y = x / ln 2 + log2 S = bias + level +
+// selectors is within 8 powers of two in a block of 128 tokens. In units of 2^-s the |products| of
+// QK sum to less than 2^13; few tokens have large P', so that P V needs no more than 14 bits
+// either.
+constexpr int kExactPairs = 224, kExactLevels = 16;
+
+float exact_level(Random& random) {
+  float level = -6;
+  while (level < 0 && random.integer(0, 1) == 0) ++level;
+  return level;
+}
+
+void fill_exact_token(float* kv, Random& random, std::int64_t position, int bias) {
+  const int s = static_cast<int>(random.integer(0, 2));
+  const float factor = std::ldexp(1.0f, s);
+  for (int d = 0; d < 32; ++d) kv[d] = static_cast<float>(random.integer(-1, 0));
+  for (int i = 0; i < kExactPairs; ++i) {
+    const float v = i == position % kExactPairs ? 7.0f : static_cast<float>(random.integer(-1, 2));
+    kv[32 + i] = v * factor;
+    kv[288 + i] = 2 * v * factor;
   }
-  for (int d = 256; d < 289; ++d) kv[d] = static_cast<float>(random.integer(-3, 7)) * factor;
-  kv[300] = 14.0f * factor;  // the same amax, so that S is a power of two times `factor` exactly
-  kv[44] = 7.0f * factor;
-  for (int d = 0; d < kRopeDim; ++d) {
-    kv[kKvLoraRank + d] = static_cast<float>(random.integer(-1, 1));
+  for (int d = 256; d < 272; ++d) {
+    kv[d] = kv[d + 16] = static_cast<float>(random.integer(-1, 2)) * factor;
   }
+  float* rope = kv + kKvLoraRank;
+  for (int d = 0; d < kExactLevels; ++d) rope[d] = exact_level(random) - static_cast<float>(s);
+  for (int d = 16; d < 39; ++d) rope[d] = rope[d + 23] = static_cast<float>(random.integer(-3, 3));
+  rope[62] = rope[63] = static_cast<float>(bias);
 }
 
 void fill_exact_query(float* q, Random& random) {
   std::fill(q, q + kQkDim, 0.0f);
-  for (int i = 0; i < 4; ++i) q[8 * i + random.integer(0, 7)] = random.integer(0, 1) ? 1.0f : -1.0f;
-  q[32] = 1.0f;
-  for (int d = 33; d < 256; ++d) {
-    const float a = static_cast<float>(random.integer(-1, 1));
-    q[d] = 2 * a;
-    q[d + 256] = -a;
+  q[random.integer(0, 15)] = 1.0f;
+  q[random.integer(16, 31)] = 1.0f;
+  const std::int64_t largest = random.integer(0, kExactPairs - 1);
+  for (int i = 0; i < kExactPairs; ++i) {
+    const float a = i == largest ? 7.0f : static_cast<float>(random.integer(-1, 1));
+    q[32 + i] = 2 * a;
+    q[288 + i] = -a;
   }
-  q[kKvLoraRank + random.integer(0, 31)] = 1.0f;
-  q[kKvLoraRank + random.integer(32, 63)] = -1.0f;
+  for (int d = 256; d < 272; ++d) {
+    q[d] = static_cast<float>(random.integer(-1, 1));
+    q[d + 16] = -q[d];
+  }
+  float* rope = q + kKvLoraRank;
+  rope[random.integer(0, kExactLevels - 1)] = 1.0f;
+  for (int d = 16; d < 39; ++d) {
+    rope[d] = static_cast<float>(random.integer(-2, 2));
+    rope[d + 23] = -rope[d];
+  }
+  rope[62] = 2.0f;
+  rope[63] = -1.0f;
+}
+
+/// Of the 128 tokens from `position` on. Close together, so that each block counts; in every third
+/// case the first three steps are so high that whatever a row has accumulated is rescaled.
+int exact_bias(const Case& c, std::int64_t position, Random& random) {
+  const std::int64_t step = c.seed % 3 == 0 ? std::min<std::int64_t>(position / 128, 3) : 0;
+  return static_cast<int>(24 * step + random.integer(0, 3));
 }
 
 void fill_tokens(Problem& p, std::int64_t request, Random& random) {
@@ -69,8 +103,8 @@ void fill_tokens(Problem& p, std::int64_t request, Random& random) {
     double amplitude = 1, rope_amplitude = 1, mean = 0;
     switch (data) {
       case Data::exact_p:
-        if (position % kPlanBlockTokens == 0) bias = static_cast<int>(random.integer(0, 12));
-        fill_exact_token(content, random, bias);
+        if (position % kPlanBlockTokens == 0) bias = exact_bias(p.spec, position, random);
+        fill_exact_token(content, random, position, bias);
         continue;
       case Data::equal_keys:
         if (position > 0) {

@@ -48,6 +48,11 @@ const std::vector<Pipeline>& pipelines() {
   static const std::vector<Pipeline> list = {
       {"block-local", "fp32 accumulation, P blocks of 64", {}, 64},
       {"block-local 128", "the same with P blocks of 128", {}, 128},
+      {"power-of-two scales",
+       "block-local, the cache with power-of-two scales",
+       {},
+       64,
+       ScaleMode::power_of_two},
       {"quantized sum",
        "block-local, divided by the sum of quantized P",
        {Form::log_domain, Accumulate::exact, 1, true},
@@ -84,17 +89,19 @@ std::vector<PipelineResult> study_pipelines(const Capture& capture,
                                             const std::function<void()>& on_step) {
   std::vector<PipelineResult> results;
   AttentionResult reference;
+  ScaleMode reference_scale{};
   for (const Pipeline& pipeline : pipelines()) {
     RunOptions options;
     options.backend = "cpu";
     options.plan.num_sms = 1;  // unsplit
     options.plan.p_block = pipeline.p_block;
     options.numerics = pipeline.numerics;
+    options.scale = pipeline.scale;
     options.repeats = 1;
     QuantizedCapture quantized(capture, options, choose_backend(capture, options));
-    if (results.empty()) {
+    if (results.empty() || pipeline.scale != reference_scale) {  // other bytes
       reference = quantized.decode_reference();
-      on_step();
+      reference_scale = pipeline.scale;
     }
     PipelineResult result{&pipeline, {}};
     result.stats.add(quantized.decode(), reference);

@@ -30,6 +30,7 @@ struct Pipeline {
   const char* description;
   NumericsOptions numerics;
   int p_block;
+  ScaleMode scale = kDefaultScaleMode;
 };
 const std::vector<Pipeline>& pipelines();
 
@@ -39,9 +40,9 @@ struct PipelineResult {
   ErrorStats stats;
 };
 
-/// All pipelines of the `cpu` backend on one input. `on_step` is called 1 + pipelines times.
+/// All pipelines of the `cpu` backend on one input. `on_step` is called after each.
 std::vector<PipelineResult> study_pipelines(const Capture& capture,
                                             const std::function<void()>& on_step);
-inline std::size_t pipeline_steps() { return 1 + pipelines().size(); }
+inline std::size_t pipeline_steps() { return pipelines().size(); }
 
 }  // namespace snapmla::tools

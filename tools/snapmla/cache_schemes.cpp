@@ -11,7 +11,7 @@
 namespace snapmla::tools {
 namespace {
 
-constexpr int kPBlock = 64;   // tokens per P block
+constexpr int kPBlock = 64;  // tokens per P block
 constexpr int kBlock = 128;  // tokens and dimensions per block of config D
 
 std::vector<float> to_floats(const std::vector<std::uint16_t>& bits) {
@@ -147,12 +147,11 @@ void attend_row(const SchemeTensors& t, std::int64_t row, AttentionResult& resul
 }  // namespace
 
 const std::vector<SchemeInfo>& cache_schemes() {
-  constexpr ScaleMode kDefault = kDefaultScaleMode, kExact = ScaleMode::exact;
+  constexpr ScaleMode kExact = ScaleMode::exact, kPow2 = ScaleMode::power_of_two;
   static const std::vector<SchemeInfo> schemes = {
-      {CacheScheme::snapmla, kDefault, "snapmla",
-       "content per token, power-of-two scales | RoPE BF16"},
-      {CacheScheme::snapmla, kExact, "exact", "the same with scales amax / 448"},
-      {CacheScheme::rope_fp8, kDefault, "A", "content per token | RoPE FP8 per token"},
+      {CacheScheme::snapmla, kExact, "snapmla", "content per token | RoPE BF16"},
+      {CacheScheme::snapmla, kPow2, "pow2", "the same with power-of-two scales"},
+      {CacheScheme::rope_fp8, kExact, "A", "content per token | RoPE FP8 per token"},
       {CacheScheme::tensor_static, kExact, "B", "content per tensor, scale 1 | RoPE BF16"},
       {CacheScheme::tensor_dynamic, kExact, "C", "content per tensor, dynamic scale | RoPE BF16"},
       {CacheScheme::block, kExact, "D", "content per 128 x 128 block | RoPE BF16"},

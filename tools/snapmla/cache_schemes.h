@@ -17,9 +17,9 @@ enum class CacheScheme {
   rope_fp8,        ///< config A of the paper: the RoPE part e4m3 per token as well
   tensor_static,   ///< config B: content e4m3 with scale 1, RoPE BF16
   tensor_dynamic,  ///< config C: content e4m3 with one scale for the tensor, RoPE BF16
-  block,           ///< config D: content e4m3 with a scale per 128 tokens x 128 dimensions, RoPE BF16
-  bf16,            ///< everything BF16
-  tensor_all,      ///< one e4m3 scale for content and RoPE together, P in e4m3 with unit scale
+  block,       ///< config D: content e4m3 with a scale per 128 tokens x 128 dimensions, RoPE BF16
+  bf16,        ///< everything BF16
+  tensor_all,  ///< one e4m3 scale for content and RoPE together, P in e4m3 with unit scale
 };
 
 struct SchemeInfo {

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "accuracy_study.h"
+#include "json_output.h"
 #include "options.h"
 #include "progress.h"
 #include "study_inputs.h"
@@ -79,7 +80,7 @@ void print_json(const std::vector<InputReport>& reports) {
     }
     inputs.push_back(std::move(input));
   }
-  fmt::print("{}\n", ordered_json{{"version", version()}, {"inputs", inputs}}.dump(2));
+  write_json(ordered_json{{"version", version()}, {"inputs", inputs}});
 }
 
 void print_schemes(const std::vector<InputReport>& reports) {

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "distribution.h"
+#include "json_output.h"
 #include "options.h"
 #include "progress.h"
 #include "study_inputs.h"
@@ -48,7 +49,7 @@ void print_json(const std::vector<InputReport>& reports) {
                       {"content", to_json(report.distribution.content)},
                       {"rope", to_json(report.distribution.rope)}});
   }
-  fmt::print("{}\n", ordered_json{{"version", version()}, {"inputs", inputs}}.dump(2));
+  write_json(ordered_json{{"version", version()}, {"inputs", inputs}});
 }
 
 /// One character per octave of magnitude, its height the share of values.

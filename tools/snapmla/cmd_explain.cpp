@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "decode_run.h"
+#include "json_output.h"
 #include "options.h"
 #include "table.h"
 
@@ -52,7 +53,7 @@ void print_json(const DecodeProblem& problem, const Explanation& e) {
                                {"bound", e.bound},
                                {"estimated_us", e.estimated_us},
                                {"basis", e.basis}};
-  fmt::print("{}\n", result.dump(2));
+  write_json(result);
 }
 
 void print_text(const DecodeProblem& problem, const Explanation& e) {

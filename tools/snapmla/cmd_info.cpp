@@ -3,6 +3,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "json_output.h"
 #include "options.h"
 #include "table.h"
 
@@ -25,7 +26,7 @@ void print_json() {
     layouts.push_back(ordered_json::parse(describe_layout(form).to_json()));
   }
   const ordered_json info = {{"version", version()}, {"backends", backends}, {"layouts", layouts}};
-  fmt::print("{}\n", info.dump(2));
+  write_json(info);
 }
 
 void print_text() {

@@ -22,8 +22,7 @@ struct Distribution {
   /// Largest magnitude of a token: smallest, median and largest over the tokens.
   double token_amax_min = 0, token_amax_median = 0, token_amax_max = 0;
   double e4m3_mse = 0;  ///< mean squared error of e4m3 with a scale per token
-  double bf16_mse =
-      0;  ///< of BF16 divided by the content's power-of-two scale, as the cache holds RoPE
+  double bf16_mse = 0;  ///< of BF16 divided by the token's content scale, as the cache holds RoPE
 
   double variance() const { return deviation * deviation; }
 };

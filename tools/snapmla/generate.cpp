@@ -104,8 +104,9 @@ void fill_mixed(Capture& capture, Normal& normal, double outlier_scale) {
 
 const std::vector<GeneratorKind>& generator_kinds() {
   static const std::vector<GeneratorKind> kinds = {
-      {"gaussian", "zero-mean content, flat attention"},
-      {"mean", "content with mean 1, flat attention"},
+      {"gaussian", "zero-mean content, logits with deviation 0.1"},
+      {"mean", "content with mean 1, logits with deviation 0.1"},
+      {"flat", "content with mean 1, almost equal logits (deviation 0.01)"},
       {"peaked", "zero-mean content, peaked attention (logits with deviation 4)"},
       {"wide-rope", "the paper's ranges: content within +-10, RoPE to +-1e3"},
       {"mixed", "half of the tokens --outlier-scale times smaller, attention on these"},
@@ -115,6 +116,10 @@ const std::vector<GeneratorKind>& generator_kinds() {
 }
 
 Capture generate_capture(const GenerateOptions& options) {
+  if (!(options.outlier_scale >= 1 && options.outlier_scale <= 1e9)) {
+    throw InvalidArgument("outlier-scale", "1 <= ratio <= 1e9",
+                          fmt::format("{}", options.outlier_scale));
+  }
   Capture capture;
   capture.path = fmt::format("{}-{}", options.kind, options.tokens);
   capture.tokens = options.tokens;
@@ -126,6 +131,8 @@ Capture generate_capture(const GenerateOptions& options) {
     fill_gaussian(capture, normal, 0, 0.1);
   } else if (options.kind == "mean") {
     fill_gaussian(capture, normal, 1, 0.1);
+  } else if (options.kind == "flat") {
+    fill_gaussian(capture, normal, 1, 0.01);
   } else if (options.kind == "peaked") {
     fill_gaussian(capture, normal, 0, 4);
   } else if (options.kind == "wide-rope") {

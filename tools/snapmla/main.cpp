@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <cstdio>
+#include <new>
 #include <vector>
 
 #include "options.h"
@@ -10,7 +11,8 @@ namespace snapmla::tools {
 namespace {
 
 constexpr const char* kExitCodes =
-    "Exit codes: 0 all is well, 1 a result is outside its accuracy gate, 2 bad usage or input,\n"
+    "Exit codes: 0 all is well, 1 a result is outside its accuracy gate (decode --check), 2 bad "
+    "usage or input,\n"
     "3 this machine or backend can't do it (unsupported, device or output error)";
 
 int run(int argc, char** argv) {
@@ -24,6 +26,10 @@ int run(int argc, char** argv) {
                                          add_explain_command(app), add_accuracy_command(app),
                                          add_analyze_command(app)};
   for (const Command& command : commands) command.app->footer(kExitCodes);
+  // No option takes an empty value; CLI11 would read one as the default.
+  for (int i = 1; i < argc; ++i) {
+    if (argv[i][0] == '\0') throw InvalidArgument("arguments", "no empty argument", "''");
+  }
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& request) {  // --help, --version
@@ -58,6 +64,9 @@ int main(int argc, char** argv) {
   } catch (const snapmla::InvalidArgument& error) {
     fmt::print(stderr, "snapmla: {}\n", error.what());
     return kExitBadInput;
+  } catch (const std::bad_alloc&) {
+    fmt::print(stderr, "snapmla: out of memory\n");
+    return kExitFailed;
   } catch (const std::exception& error) {
     fmt::print(stderr, "snapmla: {}\n", error.what());
     return kExitFailed;

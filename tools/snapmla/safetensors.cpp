@@ -120,14 +120,17 @@ void SafetensorsFile::parse_header(const std::string& header, std::uint64_t data
   // A parsed object has merged its duplicates, and a deeply nested one overflows the stack when it
   // is printed: both are refused while parsing.
   constexpr int kMaxDepth = 4;
-  std::set<std::string> names;
+  std::set<std::string> names[2];  // of the header, and of the object at work in it
   const auto check_event = [&](int depth, json::parse_event_t event, json& value) {
     if (depth > kMaxDepth) {
       fail("header", fmt::format("JSON nested at most {} deep", kMaxDepth), "more");
     }
-    if (event == json::parse_event_t::key && depth == 1) {
+    if (event == json::parse_event_t::key && depth <= 2) {
       const auto& name = value.get_ref<const std::string&>();
-      if (!names.insert(name).second) fail("header", "each name once", printable(name) + " twice");
+      if (depth == 1) names[1].clear();
+      if (!names[depth - 1].insert(name).second) {
+        fail("header", "each name once", printable(name) + " twice");
+      }
     }
     return true;
   };

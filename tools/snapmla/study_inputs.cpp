@@ -25,7 +25,8 @@ void add_study_inputs(CLI::App& app, StudyInputs& inputs) {
   app.add_option("--outlier-scale", inputs.generate.outlier_scale,
                  "Ratio of the magnitudes in --generate outliers and mixed")
       ->check(CLI::Range(1.0, 1e9));
-  app.add_option("--seed", inputs.generate.seed, "Seed of the generated inputs");
+  app.add_option("--seed", inputs.generate.seed, "Seed of the generated inputs")
+      ->check(CLI::Range(std::uint64_t{0}, std::uint64_t{1} << 53));
 }
 
 std::vector<StudyInput> list_study_inputs(const StudyInputs& inputs) {
@@ -36,13 +37,19 @@ std::vector<StudyInput> list_study_inputs(const StudyInputs& inputs) {
                       [path, scale = inputs.softmax_scale] { return load_capture(path, scale); }});
     }
   }
+  if (inputs.captures.empty() && inputs.softmax_scale) {
+    throw InvalidArgument("softmax-scale",
+                          "captures that it is for (generated inputs have their own)",
+                          fmt::format("{}", *inputs.softmax_scale));
+  }
   for (const std::string& kind : inputs.kinds) {
     for (const std::int64_t tokens : inputs.tokens) {
       GenerateOptions options = inputs.generate;
       options.kind = kind;
       options.tokens = tokens;
       std::string label = fmt::format("{} {}", kind, tokens);
-      if (kind == "outliers" || kind == "mixed") label += fmt::format(" x{:g}", options.outlier_scale);
+      if (kind == "outliers" || kind == "mixed")
+        label += fmt::format(" x{:g}", options.outlier_scale);
       list.push_back({label, [options] { return generate_capture(options); }});
     }
   }

@@ -47,7 +47,51 @@ TEST(CudaBackendTest, NumericsOptionsAreRefusedWithTheReasonOfSupports) {
   }
 }
 
+// The kernel has P blocks of 64 tokens: others must not be computed with 64 in silence.
+TEST(CudaBackendTest, PBlockOf128IsRefused) {
+  DecodeProblem problem;
+  problem.h_q = 16;
+  problem.max_seqlen = 1000;
+  problem.device = {DeviceType::cuda, 0};
+  problem.plan.p_block = 128;
+  for (const char* name : {"cuda", "cuda_reference"}) {
+    const Support support = supports(problem, name);
+    EXPECT_FALSE(support.ok);
+    if (find_backend(name).available) {
+      EXPECT_TRUE(contains(support.reason, "options.p_block")) << support.reason;
+    }
+  }
+}
+
 class CudaErrorsTest : public CudaTest {};
+
+TEST_F(CudaErrorsTest, PlansRefuseAPBlockOf128WithTheReasonOfSupports) {
+  DecodeProblem problem;
+  problem.h_q = 16;
+  problem.max_seqlen = 1000;
+  problem.device = device_memory().device();
+  problem.plan.p_block = 128;
+  const PlanSpec spec{1, 16, 1000, problem.device};
+  for (const char* name : {"cuda", "cuda_reference"}) {
+    ScopedBackend forced(name);
+    const std::string reason = supports(problem, name).reason;
+    const auto refused = [&](auto call) {
+      try {
+        call();
+        ADD_FAILURE() << name << " accepted it";
+      } catch (const Unsupported& error) {
+        EXPECT_TRUE(contains(error.what(), reason)) << error.what();
+      }
+    };
+    refused([&] { plan_size(spec, problem.plan); });
+    refused([&] { workspace_bytes(spec, problem.plan); });
+    refused([&] { plan_decode({}, spec, problem.plan, {}, {}); });
+    refused([&] { explain(problem); });
+    problem.plan.p_block = 0;
+    EXPECT_EQ(explain(problem).p_block, 64);
+    problem.plan.p_block = 128;
+  }
+}
 
 TEST_F(CudaErrorsTest, FailedLaunchNamesTheKernelAndLeavesNoErrorBehind) {
   // A destroyed stream is the one argument that only CUDA can judge; use a legacy handle that names

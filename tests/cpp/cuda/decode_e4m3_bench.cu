@@ -1,11 +1,14 @@
-// Variants of the FP8 decode kernel side by side: `accuracy [capture.bin]` and `time [filter]`.
+// Variants of the FP8 decode kernel side by side. Not a test and not the benchmark: a tool for work
+// on the kernel, and for what only variants can show.
 
 #include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <random>
 #include <string>
 #include <vector>
@@ -17,6 +20,89 @@
 #include "cuda/smxx/combine.h"
 #include "device.h"
 #include "support/compare.h"
+
+namespace snapmla::cuda::sm90 {
+
+/// What the kernel would compute if the tensor core accumulated the output over all blocks, as the
+/// SnapMLA paper's Algorithm 1 reads. Only here, to show what its 14 bits do to long sequences.
+struct InPlaceConfig : Config<64> {};
+
+template <>
+__device__ void run_pv<InPlaceConfig>(const Params& params, SharedStorage<InPlaceConfig>& smem,
+                                      int group) {
+  using C = InPlaceConfig;
+  constexpr int kPairs = C::kRows / 8;
+  Barriers<C>& barriers = smem.barriers;
+  const int warp = threadIdx.x / kWarpSize % 4, lane = lane_id(), t = lane % 4;
+  const std::uint32_t lane_offset = value_lane_offset(group, warp, lane);
+  unsigned k = 0;
+  for (unsigned n = 0;; ++n) {
+    ptx::mbarrier_wait(&barriers.chunk_full[n % 2], n / 2 % 2);
+    if (smem.chunks[n % 2].request < 0) return;
+    const int blocks = smem.chunks[n % 2].blocks;
+    Output<C> o = {};
+    float unit[2 * kPairs];  // O of a row is this times o: the P scale of its latest block
+    for (float& u : unit) u = 1.0f;
+#pragma unroll 1
+    for (int i = 0; i < blocks; ++i, ++k) {
+      const unsigned stage = k % C::kStages, slot = k % C::kPSlots;
+      ptx::mbarrier_wait(&barriers.kv_full[stage], k / C::kStages % 2);
+      ptx::mbarrier_wait(&barriers.p_full[slot], k / C::kPSlots % 2);
+      const BlockFactors<C>& factors = smem.factors[slot];
+      const float *add = factors.add + t * BlockFactors<C>::Order::kStride,
+                  *keep = factors.keep + t * BlockFactors<C>::Order::kStride;
+#pragma unroll
+      for (int j = 0; j < kPairs; ++j) {
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+          const float ratio = i == 0 ? 1.0f : keep[2 * j + c] * unit[2 * j + c] / add[2 * j + c];
+          unit[2 * j + c] = add[2 * j + c];
+#pragma unroll
+          for (int q = 0; q < kSlices; ++q) {
+            o[q][4 * j + c] *= ratio;
+            o[q][4 * j + 2 + c] *= ratio;
+          }
+        }
+      }
+      const std::uint64_t p =
+          ptx::smem_descriptor(ptx::shared_address(smem.p[slot / 2])) + slot % 2 * 4;
+#pragma unroll
+      for (int slice = 0; slice < kSlices; ++slice) {
+        ValueFragments a;
+        load_value_pairs<0>(ptx::shared_address(smem.kv[stage]), lane_offset, slice, a);
+        load_value_pairs<1>(ptx::shared_address(smem.kv[stage]), lane_offset, slice, a);
+        separate_columns(a);
+        ptx::pin(o[slice]);
+        ptx::wgmma_fence();
+        ptx::wgmma_e4m3_rs(o[slice], a[0], p, 1);
+        ptx::wgmma_e4m3_rs(o[slice], a[1], p + 2, 1);
+        ptx::wgmma_commit();
+        ptx::wgmma_wait<0>();
+        ptx::pin(o[slice]);
+      }
+      __syncwarp();
+      warp_arrive<C>(&barriers.kv_empty[stage], lane);
+      warp_arrive<C>(&barriers.p_empty[slot], lane);
+    }
+#pragma unroll
+    for (int j = 0; j < kPairs; ++j) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+#pragma unroll
+        for (int q = 0; q < kSlices; ++q) {
+          o[q][4 * j + c] *= unit[2 * j + c];
+          o[q][4 * j + 2 + c] *= unit[2 * j + c];
+        }
+      }
+    }
+    ptx::mbarrier_wait(&barriers.rows_full[n % 2], n / 2 % 2);
+    write_output<C>(params.args, smem.chunks[n % 2].slot >= 0, smem.rows[n % 2], group, o);
+    __syncwarp();
+    warp_arrive<C>(&barriers.chunk_empty[n % 2], lane);
+  }
+}
+
+}  // namespace snapmla::cuda::sm90
 
 namespace snapmla::test {
 namespace {
@@ -32,6 +118,19 @@ struct Variant {
 template <int kRows>
 void launch_config(const DecodeArgs& args, cudaStream_t stream, bool pdl) {
   cuda::sm90::launch_variant<cuda::sm90::Config<kRows>>(args, stream, pdl);
+}
+
+/// For racecheck, which doesn't follow the order that __syncwarp() makes through an elected lane.
+template <int kRows>
+struct EveryLaneConfig : cuda::sm90::Config<kRows> {
+  static constexpr bool kEveryLaneArrives = true;
+};
+
+void launch_every_lane(const DecodeArgs& args, cudaStream_t stream, bool pdl) {
+  using cuda::sm90::launch_variant;
+  if (args.rows() <= 16) return launch_variant<EveryLaneConfig<16>>(args, stream, pdl);
+  if (args.rows() <= 32) return launch_variant<EveryLaneConfig<32>>(args, stream, pdl);
+  launch_variant<EveryLaneConfig<64>>(args, stream, pdl);
 }
 
 /// The first is what the library takes. Put the variants of an experiment here.
@@ -129,6 +228,107 @@ void accuracy(int argc, char** argv) {
   for (float& k : p.kv) k = bf16_to_float(bf16_from_float(std::fabs(k)));
   report_accuracy("aligned", p);
   for (int i = 0; i < argc; ++i) report_accuracy(argv[i], capture_problem(argv[i]));
+}
+
+/// Small cases for compute-sanitizer: all three widths, two row tiles, splits, a partial block.
+int sanitize(const std::string& variant) {
+  int failed = 0;
+  for (std::int64_t heads : {16, 24, 64, 128}) {
+    Case c;
+    c.name = "sanitize";
+    c.lengths = {500, 0, 130, 64};
+    c.h_q = heads;
+    c.data = Data::exact_p;
+    c.plan.num_sms = 4;
+    force_backend("cuda");
+    Pipeline pipeline(make_problem(c), device_memory());
+    pipeline.append();
+    pipeline.quantize();
+    pipeline.plan();
+    const DecodeArgs args = decode_args(pipeline);
+    (variant == "every_lane" ? launch_every_lane : cuda::sm90::launch_decode_e4m3)(
+        args, device_memory().cuda_stream(), true);
+    cuda::launch_combine(args, device_memory().cuda_stream(), true);
+    const double error = compare(pipeline.result().out, attend_stored(pipeline).out).relative_l2;
+    std::printf("SANITIZE %-10s heads %-3d out vs float64 %.2e\n", variant.c_str(),
+                static_cast<int>(heads), error);
+    failed += !(error <= 1e-4);
+  }
+  return failed;
+}
+
+/// Unsplit sequences of growing length: the kernel beside accumulation in place. Writes a record.
+void lengths(const char* record) {
+  std::FILE* file = record ? std::fopen(record, "w") : nullptr;
+  if (file) {
+    const char* commit = std::getenv("SNAPMLA_COMMIT");
+    cudaDeviceProp gpu;
+    check_cuda(cudaGetDeviceProperties(&gpu, 0), "cudaGetDeviceProperties");
+    const std::time_t now = std::time(nullptr);
+    char date[32];
+    std::strftime(date, sizeof(date), "%Y-%m-%dT%H:%M:%SZ", std::gmtime(&now));
+    std::fprintf(file,
+                 "{\n  \"schema\": \"snapmla.accuracy.v1\",\n  \"program\": "
+                 "\"decode_e4m3_bench lengths\",\n  \"date\": \"%s\",\n  \"commit\": "
+                 "\"%s\",\n  \"gpu\": \"%s\",\n  \"heads\": 4,\n  \"splits\": 1,\n  "
+                 "\"reference\": \"float64 over the stored values\",\n  \"cases\": [",
+                 date, commit ? commit : "unknown", gpu.name);
+  }
+  struct Kind {
+    const char* name;
+    Data data;
+    float q_factor;
+  };
+  const Kind kinds[] = {{"mean_flat", Data::with_mean, 1},
+                        {"mean_peaked", Data::with_mean, 200},
+                        {"zero_mean_flat", Data::gaussian, 0.03f},
+                        {"zero_mean_peaked", Data::gaussian, 4}};
+  bool first = true;
+  for (const Kind& kind : kinds) {
+    for (int length = 1024; length <= 131072; length *= 2) {
+      Case c;
+      c.name = kind.name;
+      c.lengths = {length};
+      c.h_q = 4;
+      c.data = kind.data;
+      c.plan.forced_splits = 1;
+      Problem problem = make_problem(c);
+      for (float& q : problem.q) q = bf16_to_float(bf16_from_float(q * kind.q_factor));
+      force_backend("cuda");
+      Pipeline pipeline(problem, device_memory());
+      pipeline.append();
+      pipeline.quantize();
+      pipeline.plan();
+      const Attention exact = attend_stored(pipeline);
+      const DecodeArgs args = decode_args(pipeline);
+      Difference difference[2];
+      for (int v = 0; v < 2; ++v) {
+        pipeline.out_buffer().fill(0xff);
+        (v ? cuda::sm90::launch_variant<cuda::sm90::InPlaceConfig>
+           : cuda::sm90::launch_decode_e4m3)(args, device_memory().cuda_stream(), true);
+        difference[v] = compare(pipeline.result().out, exact.out);
+      }
+      std::printf("LENGTH %-17s %6d ours %.2e (norm %.5f)  in place %.2e (norm %.5f)\n", kind.name,
+                  length, difference[0].relative_l2, difference[0].norm_ratio,
+                  difference[1].relative_l2, difference[1].norm_ratio);
+      std::fflush(stdout);
+      if (file) {
+        std::fprintf(file,
+                     "%s\n    {\"values\": \"%s\", \"tokens\": %d, \"relative_l2\": %.4e, "
+                     "\"norm_ratio\": %.6f, \"one_minus_cosine\": %.3e, \"in_place\": "
+                     "{\"relative_l2\": %.4e, \"norm_ratio\": %.6f, \"one_minus_cosine\": "
+                     "%.3e}}",
+                     first ? "" : ",", kind.name, length, difference[0].relative_l2,
+                     difference[0].norm_ratio, 1 - difference[0].cosine, difference[1].relative_l2,
+                     difference[1].norm_ratio, 1 - difference[1].cosine);
+      }
+      first = false;
+    }
+  }
+  if (file) {
+    std::fprintf(file, "\n  ]\n}\n");
+    std::fclose(file);
+  }
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -345,12 +545,24 @@ int main(int argc, char** argv) {
   try {
     if (command == "accuracy") {
       snapmla::test::accuracy(argc - 2, argv + 2);
+    } else if (command == "lengths") {
+      snapmla::test::lengths(argc > 2 ? argv[2] : nullptr);
+    } else if (command == "sanitize") {
+      return snapmla::test::sanitize(argc > 2 ? argv[2] : "default");
     } else if (command == "once") {
       snapmla::test::once(argc > 2 ? std::atoi(argv[2]) : 64);
     } else if (command == "time") {
       snapmla::test::time_all(argc > 2 ? argv[2] : "");
     } else {
-      std::printf("usage: %s accuracy [capture.bin] | time [variants] | once [heads]\n", argv[0]);
+      std::printf(
+          "usage: %s COMMAND\n"
+          "  time [VARIANTS]        the default variant and those named, over the shapes of the "
+          "doc\n"
+          "  accuracy [CAPTURE...]  variants against float64 and the CPU pipeline\n"
+          "  lengths [RECORD.json]  error by sequence length, beside accumulation in place\n"
+          "  sanitize [every_lane]  small cases, for compute-sanitizer\n"
+          "  once [HEADS]           plain launches, for a profiler\n",
+          argv[0]);
       return 2;
     }
   } catch (const std::exception& error) {

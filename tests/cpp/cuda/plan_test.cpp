@@ -137,7 +137,7 @@ TEST_F(CudaPlanTest, BatchesBeyondOneBlockOfThreads) {
       for (int mode = 0; mode < 3; ++mode) {
         PlanOptions options;
         options.num_sms = 132;
-        options.p_block = 128;
+        options.p_block = 64;
         if (mode == 1) options.forced_splits = 5;
         if (mode == 2) options.split_tokens = 2048;
         check(make_lengths(b, kind, random), 16, options, 131072, "large batch");

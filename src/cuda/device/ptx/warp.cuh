@@ -43,8 +43,8 @@ __device__ __forceinline__ float reciprocal_approx(float x) {
 
 /// The thread's index in a form that the compiler can't keep addresses of from one block to the
 /// next: recomputing them is cheaper than the registers.
-__device__ __forceinline__ int thread_index_again() {
-  int thread = threadIdx.x;
+__device__ __forceinline__ unsigned thread_index_again() {
+  unsigned thread = threadIdx.x;
   asm volatile("" : "+r"(thread));
   return thread;
 }

@@ -8,8 +8,8 @@ namespace snapmla::cuda::sm90 {
 /// uses stage and slot k % 4 in their phase k / 4, chunk n uses slot n % 2 in phase n / 2.
 template <class Config>
 struct Barriers {
-  static constexpr int kQkWarps = 4;
-  static constexpr int kPvWarps = 8;
+  static constexpr int kQkWarps = 4 * (Config::kEveryLaneArrives ? 32 : 1);
+  static constexpr int kPvWarps = 8 * (Config::kEveryLaneArrives ? 32 : 1);
 
   /// Arrives: the load warp once, and the copy engine's bytes. Waits: QK and PV (each must see the
   /// copy itself). Protects kv, scale and valid_tokens of the stage from being read too early.
@@ -30,12 +30,13 @@ struct Barriers {
   /// Arrives: each QK warp, when the last QK of a chunk is done. Waits: the query warp.
   std::uint64_t q_empty;
 
-  /// Arrives: the load warp. Waits: all others. Protects the chunk's description.
+  /// Arrives: the plan warp. Waits: all others. Protects the chunk's description.
   std::uint64_t chunk_full[2];
-  /// Arrives: the query warp, each QK and each PV warp when done with the chunk. Waits: the load
-  /// warp. Protects the chunk's description and its row results.
+  /// Arrives: the load and the query warp, when they have read it, each QK and each PV warp when
+  /// done with the chunk. Waits: the plan warp. Protects the chunk's description and its row
+  /// results.
   std::uint64_t chunk_empty[2];
-  static constexpr int kChunkReaders = 1 + kQkWarps + kPvWarps;
+  static constexpr int kChunkReaders = 2 + kQkWarps + kPvWarps;
 
   /// Arrives: each QK warp, when the row results of the chunk are written. Waits: PV, to finish.
   std::uint64_t rows_full[2];

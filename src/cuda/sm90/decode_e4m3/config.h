@@ -18,13 +18,17 @@ struct Config {
   static constexpr int kPSlots = 4;                 // blocks of P
 
   // Warpgroups: 0 loads, 1 does QK and softmax, 2 and 3 do PV for 256 value columns each.
+  static constexpr int kFirstPvWarpgroup = 2;
   static constexpr int kWarpgroups = 4;
   static constexpr int kThreads = kWarpgroups * kWarpgroupThreads;
   // Registers per thread: 65536 / 128 = 512 for one thread of each warpgroup. PV needs 128 for the
   // output (64 rows x 256 columns), 32 for one tile of it and 16 for value fragments.
-  static constexpr int kLoadRegisters = 24;
-  static constexpr int kQkRegisters = kRows == 64 ? 104 : 128;
+  static constexpr int kLoadRegisters = kRows == 64 ? 32 : 40;
+  static constexpr int kQkRegisters = kRows == 64 ? 96 : 128;
   static constexpr int kPvRegisters = kRows == 64 ? 192 : 168;
+  /// Every lane of a warp arrives at a barrier, not one for all. Slower; compute-sanitizer's
+  /// racecheck doesn't follow the order that __syncwarp() makes through an elected lane.
+  static constexpr bool kEveryLaneArrives = false;
   static_assert(kLoadRegisters + kQkRegisters + 2 * kPvRegisters <= 512);
 };
 

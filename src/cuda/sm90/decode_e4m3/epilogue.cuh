@@ -45,7 +45,8 @@ template <class Config>
 __device__ __forceinline__ void write_output(const DecodeArgs& a, bool partial,
                                              const RowResults<Config>& results, int group,
                                              const float (&o)[kSlices][Config::kRows / 2]) {
-  const int warp = threadIdx.x / kWarpSize % 4, lane = lane_id();
+  const unsigned thread = ptx::thread_index_again();
+  const int warp = thread / kWarpSize % 4, lane = thread % kWarpSize;
   const int column = group * kSlices * kSliceColumns + warp * 16 + lane / 4 * 2;
   Rows target = a.out;
   if (partial) {

@@ -3,10 +3,12 @@
 // FP8 decode attention for sm_90a: where to start reading. A CTA has one worker's share of the plan
 // and one tile of query rows; its four warpgroups are a pipeline:
 //
-//   0  loads (load.cuh)        cache pages into a ring of 4 stages, queries, the walk through the
-//   plan 1  QK and softmax          P and its factors into a ring of 4 slots      (mainloop.cuh) 2
-//   PV, columns 0..255      O = O + factor * (P V) in fp32, output        (mainloop.cuh) 3  PV,
-//   columns 256..511
+// clang-format off
+//   0  loads (load.cuh)        cache pages into a ring of 4 stages, queries, the walk through the plan
+//   1  QK and softmax          P and its factors into a ring of 4 slots      (mainloop.cuh)
+//   2  PV, columns 0..255      O = O + factor * (P V) in fp32, output        (mainloop.cuh)
+//   3  PV, columns 256..511
+// clang-format on
 //
 // barriers.h says who waits for whom; docs/kernels/sm90-decode-e4m3.md why it is built this way.
 
@@ -48,9 +50,7 @@ __device__ void clear_shared(SharedStorage<Config>& smem) {
     }
     ptx::fence_proxy_async();
   }
-  if (threadIdx.x < Config::kPSlots * 4) {
-    smem.factors[threadIdx.x / 4].moved[threadIdx.x % 4] = 0;
-  }
+  if (threadIdx.x < Config::kPSlots) smem.factors[threadIdx.x].flags = 0;
 }
 
 template <class Config>
@@ -76,8 +76,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 
   if (warpgroup == 0) {
     ptx::set_max_registers_down<Config::kLoadRegisters>();
-    if (warp == 0) load_cache(params, smem, worker, row_tile);
+    if (warp == 0) load_cache(params, smem, row_tile);
     if (warp == 1) load_queries(params, smem, row_tile);
+    if (warp == 2) walk_plan(params, smem, worker);
   } else if (warpgroup == 1) {
     ptx::set_max_registers_down<Config::kQkRegisters>();
     run_qk_softmax(params, smem, row_tile);

@@ -1,7 +1,7 @@
 #pragma once
 
-// The load warpgroup: warp 0 walks the plan and fills the ring of cache blocks, warp 1 loads
-// queries.
+// The load warpgroup: warp 0 fills the ring of cache blocks, warp 1 loads queries, warp 2 walks the
+// plan, apart so that 24 registers are enough for each.
 
 #include <new>
 
@@ -30,7 +30,7 @@ __device__ __forceinline__ ChunkInfo clip_chunk(const DecodeArgs& a, const Chunk
 /// One page into one stage; called by one thread.
 template <class Config>
 __device__ __forceinline__ void load_block(const Params& params, SharedStorage<Config>& smem,
-                                           int stage, std::int32_t page) {
+                                           unsigned stage, std::int32_t page) {
   std::uint64_t* full = &smem.barriers.kv_full[stage];
   std::uint8_t* kv = smem.kv[stage];
   // Each page is read once by a CTA; with several row tiles the others read it soon after.
@@ -49,29 +49,37 @@ __device__ __forceinline__ void load_block(const Params& params, SharedStorage<C
 }
 
 template <class Config>
-__device__ void load_cache(const Params& params, SharedStorage<Config>& smem, int worker,
-                           int row_tile) {
+__device__ void walk_plan(const Params& params, SharedStorage<Config>& smem, int worker) {
+  const DecodeArgs& a = params.args;
+  Barriers<Config>& barriers = smem.barriers;
+  if (lane_id() != 0) return;
+  WorkerChunks* const walk = new (smem.plan_walk)
+      WorkerChunks(a.schedule, a.num_splits, a.cache_seqlens, a.b, a.slots, worker);
+  for (unsigned n = 0;; ++n) {
+    ptx::mbarrier_wait(&barriers.chunk_empty[n % 2], (n / 2 + 1) % 2);
+    Chunk chunk;
+    const bool more = walk->next(chunk);
+    if (more) {
+      smem.chunks[n % 2] = clip_chunk(a, chunk);
+    } else {
+      smem.chunks[n % 2].request = -1;
+    }
+    ptx::mbarrier_arrive(&barriers.chunk_full[n % 2]);
+    if (!more) return;
+  }
+}
+
+template <class Config>
+__device__ void load_cache(const Params& params, SharedStorage<Config>& smem, int row_tile) {
   const DecodeArgs& a = params.args;
   Barriers<Config>& barriers = smem.barriers;
   const int lane = lane_id();
-  if (lane == 0) {
-    new (smem.plan_walk)
-        WorkerChunks(a.schedule, a.num_splits, a.cache_seqlens, a.b, a.slots, worker);
-  }
-  int k = 0;  // blocks so far
-  for (int n = 0;; ++n) {
-    if (lane == 0) {
-      ptx::mbarrier_wait(&barriers.chunk_empty[n % 2], (n / 2 + 1) % 2);
-      Chunk chunk;
-      if (reinterpret_cast<WorkerChunks*>(smem.plan_walk)->next(chunk)) {
-        smem.chunks[n % 2] = clip_chunk(a, chunk);
-      } else {
-        smem.chunks[n % 2].request = -1;
-      }
-      ptx::mbarrier_arrive(&barriers.chunk_full[n % 2]);
-    }
-    __syncwarp();
+  unsigned k = 0;  // blocks so far
+  for (unsigned n = 0;; ++n) {
+    ptx::mbarrier_wait(&barriers.chunk_full[n % 2], n / 2 % 2);
     const ChunkInfo info = smem.chunks[n % 2];
+    __syncwarp();
+    if (lane == 0) ptx::mbarrier_arrive(&barriers.chunk_empty[n % 2]);
     if (info.request < 0) return;
 
     // The lanes read 32 entries of the block table at a time, one group ahead.
@@ -88,7 +96,7 @@ __device__ void load_cache(const Params& params, SharedStorage<Config>& smem, in
       }
       const std::int32_t page = __shfl_sync(kFullMask, pages, i % kWarpSize);
       if (lane == 0) {
-        const int stage = k % Config::kStages;
+        const unsigned stage = k % Config::kStages;
         ptx::mbarrier_wait(&barriers.kv_empty[stage], (k / Config::kStages + 1) % 2);
         if (page >= 0 && page < a.cache.num_pages) {
           smem.valid_tokens[stage] = min(info.end - info.begin - i * kPageTokens, kPageTokens);
@@ -108,7 +116,7 @@ template <class Config>
 __device__ void load_queries(const Params& params, SharedStorage<Config>& smem, int row_tile) {
   Barriers<Config>& barriers = smem.barriers;
   if (lane_id() != 0) return;
-  for (int n = 0;; ++n) {
+  for (unsigned n = 0;; ++n) {
     ptx::mbarrier_wait(&barriers.chunk_full[n % 2], n / 2 % 2);
     const int request = smem.chunks[n % 2].request;
     ptx::mbarrier_arrive(&barriers.chunk_empty[n % 2]);

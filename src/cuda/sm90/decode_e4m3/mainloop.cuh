@@ -81,6 +81,12 @@ __device__ __forceinline__ void zero_values(std::uint8_t* stage, int first) {
   }
 }
 
+/// One arrival for all that the warp has done before. Every use follows a __syncwarp().
+template <class Config>
+__device__ __forceinline__ void warp_arrive(std::uint64_t* barrier, int lane) {
+  if (Config::kEveryLaneArrives || lane == 0) ptx::mbarrier_arrive(barrier);
+}
+
 template <class Config>
 __device__ void run_qk_softmax(const Params& params, SharedStorage<Config>& smem, int row_tile) {
   const DecodeArgs& a = params.args;
@@ -89,8 +95,8 @@ __device__ void run_qk_softmax(const Params& params, SharedStorage<Config>& smem
   const int lane = lane_id();
   const bool has_rows = warp * 16 < Config::kRows;  // else it only takes part in QK
   const std::uint32_t q_tile = ptx::shared_address(smem.q);
-  int k = 0;  // blocks so far
-  for (int n = 0;; ++n) {
+  unsigned k = 0;  // blocks so far
+  for (unsigned n = 0;; ++n) {
     ptx::mbarrier_wait(&barriers.chunk_full[n % 2], n / 2 % 2);
     const ChunkInfo& chunk = smem.chunks[n % 2];  // read again where needed: registers are short
     if (chunk.request < 0) return;
@@ -114,17 +120,17 @@ __device__ void run_qk_softmax(const Params& params, SharedStorage<Config>& smem
     warp_end = __reduce_min_sync(kFullMask, warp_end);
     __syncwarp();
 
-    const auto wait_for_block = [&](int block) {
+    const auto wait_for_block = [&](unsigned block) {
       ptx::mbarrier_wait(&barriers.kv_full[block % Config::kStages], block / Config::kStages % 2);
     };
-    const auto stage_address = [&](int block) {
+    const auto stage_address = [&](unsigned block) {
       return ptx::shared_address(smem.kv[block % Config::kStages]);
     };
     // What needs no scores yet: runs while the tensor cores work on block `block`.
-    const auto prepare = [&](int block) {
+    const auto prepare = [&](unsigned block) {
       if (!has_rows) return;
-      const int stage = block % Config::kStages;
-      const int thread = ptx::thread_index_again();
+      const unsigned stage = block % Config::kStages;
+      const unsigned thread = ptx::thread_index_again();
       make_token_factors(smem.scale[stage], smem.valid_tokens[stage], thread % kWarpSize,
                          smem.tokens[thread / kWarpSize % 4]);
       __syncwarp();
@@ -132,10 +138,10 @@ __device__ void run_qk_softmax(const Params& params, SharedStorage<Config>& smem
                          (block / Config::kPSlots + 1) % 2);
     };
     // Scores of block `block`, number i of the chunk, to P.
-    const auto softmax_and_store = [&](float(&s)[32], int block, int i) {
-      const int stage = block % Config::kStages, slot = block % Config::kPSlots;
+    const auto softmax_and_store = [&](float(&s)[32], unsigned block, int i) {
+      const unsigned stage = block % Config::kStages, slot = block % Config::kPSlots;
       const int valid_tokens = smem.valid_tokens[stage];
-      const int thread = ptx::thread_index_again();
+      const unsigned thread = ptx::thread_index_again();
       const int warp = thread / kWarpSize % 4, lane = thread % kWarpSize;
       if (valid_tokens < kPageTokens) zero_values(smem.kv[stage], valid_tokens);
       if (has_rows) {
@@ -154,13 +160,16 @@ __device__ void run_qk_softmax(const Params& params, SharedStorage<Config>& smem
             factors.keep[at] = join.keep[r];
           }
         }
-        if (lane == 0) factors.moved[warp] = join.moved;
+        if (lane == 0) {
+          reinterpret_cast<std::uint8_t*>(&factors.flags)[warp] =
+              static_cast<std::uint8_t>(join.moved | (i + 1 == blocks ? kLastBlock : 0));
+        }
       }
       ptx::fence_proxy_async();  // P, and zeroed values, before wgmma and the copy engine
       __syncwarp();
     };
-    const auto hand_over = [&](int block) {
-      if (lane == 0) ptx::mbarrier_arrive(&barriers.p_full[block % Config::kPSlots]);
+    const auto hand_over = [&](unsigned block) {
+      warp_arrive<Config>(&barriers.p_full[block % Config::kPSlots], lane);
     };
 
     ptx::mbarrier_wait(&barriers.q_full, n % 2);
@@ -183,13 +192,11 @@ __device__ void run_qk_softmax(const Params& params, SharedStorage<Config>& smem
       softmax_and_store(s, k, i);
     }
     if (blocks > 0) hand_over(k - 1);
-    if (lane == 0) ptx::mbarrier_arrive(&barriers.q_empty);
+    warp_arrive<Config>(&barriers.q_empty, lane);
     if (has_rows) finish_rows(a, chunk, first_row, rows, warp, smem.rows[n % 2]);
     __syncwarp();
-    if (lane == 0) {
-      ptx::mbarrier_arrive(&barriers.rows_full[n % 2]);
-      ptx::mbarrier_arrive(&barriers.chunk_empty[n % 2]);
-    }
+    warp_arrive<Config>(&barriers.rows_full[n % 2], lane);
+    warp_arrive<Config>(&barriers.chunk_empty[n % 2], lane);
   }
 }
 
@@ -246,11 +253,12 @@ __device__ __forceinline__ void add_half_tile(const float (&add)[Config::kRows /
 template <class Config>
 __device__ void run_pv(const Params& params, SharedStorage<Config>& smem, int group) {
   Barriers<Config>& barriers = smem.barriers;
-  int k = 0;  // blocks so far
-  for (int n = 0;; ++n) {
+  unsigned k = 0;  // blocks so far
+#pragma unroll 1
+  for (unsigned n = 0;; ++n) {
     ptx::mbarrier_wait(&barriers.chunk_full[n % 2], n / 2 % 2);
     if (smem.chunks[n % 2].request < 0) return;
-    const int blocks = smem.chunks[n % 2].blocks;
+    bool more = smem.chunks[n % 2].blocks > 0;
 
     Output<Config> o;
 #pragma unroll
@@ -262,15 +270,22 @@ __device__ void run_pv(const Params& params, SharedStorage<Config>& smem, int gr
     ValueFragments a[2];  // one being multiplied, one being loaded
 
     // Slice 0 of a block is loaded ahead of P, unless QK will zero some of its values first.
-    const auto whole = [&](int block) {
+    const auto whole = [&](unsigned block) {
       return smem.valid_tokens[block % Config::kStages] == kPageTokens;
     };
-    const auto content = [&](int block) {
+    const auto content = [&](unsigned block) {
       return ptx::shared_address(smem.kv[block % Config::kStages]);
     };
-    const auto wait_for_block = [&](int block) {
+    const auto wait_for_block = [&](unsigned block) {
       ptx::mbarrier_wait(&barriers.kv_full[block % Config::kStages], block / Config::kStages % 2);
     };
+    // Made again for each slice: there is no register to keep them in.
+    const auto lane_offset = [] {
+      const unsigned thread = ptx::thread_index_again();
+      return value_lane_offset(thread / kWarpgroupThreads - Config::kFirstPvWarpgroup,
+                               thread / kWarpSize % 4, thread % kWarpSize);
+    };
+    const auto quad_thread = [] { return ptx::thread_index_again() % 4; };
     const auto multiply_slice = [&](int slice, std::uint64_t p) {
       separate_columns(a[slice % 2]);
       ptx::wgmma_fence();
@@ -279,32 +294,27 @@ __device__ void run_pv(const Params& params, SharedStorage<Config>& smem, int gr
       ptx::wgmma_commit();
     };
     {
-      const int warp = threadIdx.x / kWarpSize % 4;
-      if (blocks > 0) {
+      if (more) {
         wait_for_block(k);
         if (whole(k)) {
-          load_value_pairs<0>(content(k), value_lane_offset(group, warp, lane_id()), 0, a[0]);
-          load_value_pairs<1>(content(k), value_lane_offset(group, warp, lane_id()), 0, a[0]);
+          load_value_pairs<0>(content(k), lane_offset(), 0, a[0]);
+          load_value_pairs<1>(content(k), lane_offset(), 0, a[0]);
         }
       }
     }
 
 #pragma unroll 1
-    for (int i = 0; i < blocks; ++i, ++k) {
-      const int thread = ptx::thread_index_again();
-      const int warp = thread / kWarpSize % 4, lane = thread % kWarpSize, t = lane % 4;
-      const std::uint32_t lane_offset = value_lane_offset(group, warp, lane);
-      const int stage = k % Config::kStages, slot = k % Config::kPSlots;
+    for (; more; ++k) {
+      const unsigned stage = k % Config::kStages, slot = k % Config::kPSlots;
       const BlockFactors<Config>& factors = smem.factors[slot];
       const std::uint64_t p =
           ptx::smem_descriptor(ptx::shared_address(smem.p[slot / 2])) + slot % 2 * 4;
 
       ptx::mbarrier_wait(&barriers.p_full[slot], k / Config::kPSlots % 2);
-      const uint4 moved = *reinterpret_cast<const uint4*>(factors.moved);
-      if ((moved.x | moved.y | moved.z | moved.w) != 0) rescale_output<Config>(factors.keep, t, o);
+      if ((factors.flags & kAnyMoved) != 0) rescale_output<Config>(factors.keep, quad_thread(), o);
       if (!whole(k)) {
-        load_value_pairs<0>(content(k), lane_offset, 0, a[0]);
-        load_value_pairs<1>(content(k), lane_offset, 0, a[0]);
+        load_value_pairs<0>(content(k), lane_offset(), 0, a[0]);
+        load_value_pairs<1>(content(k), lane_offset(), 0, a[0]);
       }
       multiply_slice(0, p);
 #pragma unroll
@@ -316,37 +326,38 @@ __device__ void run_pv(const Params& params, SharedStorage<Config>& smem, int gr
         const int next_slice = in_block ? slice + 1 : 0;
         ValueFragments& next = a[(slice + 1) % 2];
         bool load_next = true;
-        const int next_block = in_block ? k : k + 1;
+        const unsigned next_block = in_block ? k : k + 1;
         if (!in_block) {
-          load_next = i + 1 < blocks;
+          more = (factors.flags & kLastBlock) == 0;
+          load_next = more;
           if (load_next) {
             wait_for_block(next_block);
             load_next = whole(next_block);
           }
         }
         float add[2][Config::kRows / 8];
-        load_row_factors<Config, 0>(factors.add, t, add[0]);
-        if (load_next) load_value_pairs<0>(content(next_block), lane_offset, next_slice, next);
+        load_row_factors<Config, 0>(factors.add, quad_thread(), add[0]);
+        if (load_next) load_value_pairs<0>(content(next_block), lane_offset(), next_slice, next);
         ptx::wgmma_wait<0>();
         ptx::pin(tile);
-        load_row_factors<Config, 1>(factors.add, t, add[1]);
-        if (load_next) load_value_pairs<1>(content(next_block), lane_offset, next_slice, next);
+        load_row_factors<Config, 1>(factors.add, quad_thread(), add[1]);
+        if (load_next) load_value_pairs<1>(content(next_block), lane_offset(), next_slice, next);
         add_half_tile<Config, 0>(add[0], tile, o[slice]);
         add_half_tile<Config, 1>(add[1], tile, o[slice]);
         if (in_block) multiply_slice(slice + 1, p);
         if (slice + 2 == kSlices) {  // all values are in registers
           __syncwarp();
-          if (lane == 0) ptx::mbarrier_arrive(&barriers.kv_empty[stage]);
+          warp_arrive<Config>(&barriers.kv_empty[stage], lane_id());
         }
       }
       __syncwarp();
-      if (lane == 0) ptx::mbarrier_arrive(&barriers.p_empty[slot]);
+      warp_arrive<Config>(&barriers.p_empty[slot], lane_id());
     }
 
     ptx::mbarrier_wait(&barriers.rows_full[n % 2], n / 2 % 2);
     write_output<Config>(params.args, smem.chunks[n % 2].slot >= 0, smem.rows[n % 2], group, o);
     __syncwarp();
-    if (lane_id() == 0) ptx::mbarrier_arrive(&barriers.chunk_empty[n % 2]);
+    warp_arrive<Config>(&barriers.chunk_empty[n % 2], lane_id());
   }
 }
 

@@ -36,13 +36,17 @@ struct TokenFactors {
   alignas(16) float inverse_scale[Order::kFloats];
 };
 
-/// How a block's P joins the output: O = O * keep + add * (P V), keep only if `moved` says so.
+/// BlockFactors::flags, a byte per QK warp: whether `keep` differs from 1 in one of its rows; in
+/// warp 0's byte, whether the block is the last of its chunk.
+inline constexpr std::uint32_t kAnyMoved = 0x01010101, kLastBlock = 0x02;
+
+/// How a block's P joins the output: O = O * keep + add * (P V), keep only if the flags say so.
 template <class Config>
 struct BlockFactors {
   using Order = QuadOrder<Config::kRows>;
   alignas(16) float add[Order::kFloats];
   alignas(16) float keep[Order::kFloats];
-  alignas(16) std::uint32_t moved[4];  // per QK warp
+  std::uint32_t flags;
 };
 
 struct ChunkInfo {
@@ -72,7 +76,7 @@ struct SharedStorage {
   RowResults<Config> rows[2];
   std::int32_t row_end[Config::kRows];  // first position that a row doesn't see
   ChunkInfo chunks[2];
-  // The load warp's place in the plan; here because that warp has few registers.
+  // The plan warp's place in the plan; here because that warp has few registers.
   alignas(WorkerChunks) std::uint8_t plan_walk[sizeof(WorkerChunks)];
   std::int32_t
       valid_tokens[Config::kStages];  // the block's first tokens that exist; the rest don't
