@@ -51,7 +51,8 @@ class Decode(CliTest):
         self.assertIn("Every layer is within the accuracy gates.", text)
 
     def test_json_holds_the_gates_of_the_default_numerics(self):
-        report = self.run_json("decode", CAPTURES)
+        self.assertFalse(self.run_json("decode", self.layer(0))["gates_enforced"])
+        report = self.run_json("decode", CAPTURES, "--check")
         self.assertEqual(len(report["captures"]), 6)
         self.assertTrue(report["gates_enforced"])
         self.assertTrue(report["within"])
@@ -171,7 +172,7 @@ class Decode(CliTest):
 
     def test_empty_arguments_are_refused(self):
         for option in ("--softmax-scale", "--seed", "--splits"):
-            self.check_refused(2, ["empty argument"], "decode", self.layer(0), option, "")
+            self.check_refused(2, [option, "a value"], "decode", self.layer(0), option, "")
         self.check_refused(2, ["seed"], "decode", self.layer(0), "--seed", "9" * 30)
 
     def test_studies_refuse_values_that_mean_nothing(self):

@@ -28,7 +28,10 @@ int run(int argc, char** argv) {
   for (const Command& command : commands) command.app->footer(kExitCodes);
   // No option takes an empty value; CLI11 would read one as the default.
   for (int i = 1; i < argc; ++i) {
-    if (argv[i][0] == '\0') throw InvalidArgument("arguments", "no empty argument", "''");
+    const bool after_option = argv[i - 1][0] == '-';
+    if (argv[i][0] == '\0') {
+      throw InvalidArgument(after_option ? argv[i - 1] : "arguments", "a value", "''");
+    }
   }
   try {
     app.parse(argc, argv);
