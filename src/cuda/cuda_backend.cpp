@@ -76,21 +76,27 @@ std::string needs_hopper(const std::string& found) {
                      kFallback);
 }
 
-/// The device of the call's tensors, or Unsupported.
-const DeviceInfo& require_device(Device device) {
+/// Whether the kernels run on this device.
+Support check_device(Device device) {
   const Devices& all = devices();
   if (device.index < 0 || static_cast<std::size_t>(device.index) >= all.list.size()) {
     const std::string found = all.problem.empty()
                                   ? fmt::format("this machine has {} CUDA devices", all.list.size())
                                   : all.problem;
-    throw Unsupported(fmt::format("{}: {}", to_string(device), needs_hopper(found)));
+    return {false, fmt::format("{}: {}", to_string(device), needs_hopper(found))};
   }
   const DeviceInfo& info = all.list[device.index];
   if (!info.usable()) {
-    throw Unsupported(
-        fmt::format("{}: {}", to_string(device), needs_hopper("found " + info.description())));
+    return {false,
+            fmt::format("{}: {}", to_string(device), needs_hopper("found " + info.description()))};
   }
-  return info;
+  return {true, ""};
+}
+
+/// The device of the call's tensors, or Unsupported.
+const DeviceInfo& require_device(Device device) {
+  if (Support support = check_device(device); !support.ok) throw Unsupported(support.reason);
+  return devices().list[device.index];
 }
 
 /// Where one operation is enqueued: the tensors' device made current, and the caller's stream.
@@ -135,6 +141,7 @@ class DeviceBackend : public Backend {
     if (problem.numerics != NumericsOptions{}) {
       return {false, "has no numerics options; use the cpu backend"};
     }
+    if (Support support = check_device(problem.device); !support.ok) return support;
     return supports_plan(problem.plan);
   }
 
@@ -172,7 +179,8 @@ class CudaBackend final : public DeviceBackend {
     // Per SM, of docs/kernels/sm90-decode-e4m3.md: 64 rows x 64 tokens, and the bytes of 64 tokens.
     constexpr double kBlockUs = 1.7, kTerabytesPerSecond = 4.4, kLaunchUs = 12;
     const double blocks = e.flops / (2.0 * kRowTile * kPageTokens * (kQkDim + kKvLoraRank));
-    const double sms = static_cast<double>(e.workers * e.row_tiles);
+    const auto sms = static_cast<double>(
+        std::min<std::int64_t>(e.workers * e.row_tiles, require_device(problem.device).sm_count));
     const double padded = static_cast<double>(e.row_tiles * kRowTile) /
                           static_cast<double>(problem.s_q * problem.h_q);
     const double compute = blocks * padded * kBlockUs / sms;

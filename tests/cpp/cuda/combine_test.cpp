@@ -155,7 +155,9 @@ class CudaCombineTest : public CudaTest {
 
 TEST_F(CudaCombineTest, EqualsDoubleForEveryWidth) {
   for (DType dtype : {DType::f32, DType::bf16}) {
-    check(make_partials({132}, 1, 1, 16), dtype);                // a column per lane
+    check(make_partials({132}, 1, 1, 16), dtype);                // groups side by side
+    check(make_partials({300, 17, 2, 16}, 4, 1, 8), dtype);      // more groups than warps
+    check(make_partials({2, 3}, 2, 1, 24), dtype);               // a column per lane
     check(make_partials({2, 1, 5, 0, 33}, 5, 2, 8), dtype);      // some requests are not split
     check(make_partials({3, 2, 1, 7, 2, 9}, 6, 1, 128), dtype);  // 4 columns per lane
     check(make_partials(std::vector<std::int32_t>(40, 3), 40, 1, 64), dtype);  // a warp per row
