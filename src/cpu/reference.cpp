@@ -76,11 +76,11 @@ void attend(const DecodeArgs& a, const Sequence& sequence, std::int64_t request,
   }
   float result[kKvLoraRank];
   for (int d = 0; d < kKvLoraRank; ++d) {
-    result[d] = n == 0 ? 0.0f : static_cast<float>(out[d] / sum);
+    result[d] = sum == 0 ? 0.0f : static_cast<float>(out[d] / sum);
   }
   store_output(a.out, a.out.offset(request, row / a.h_q, row % a.h_q), result);
   if (a.lse) {
-    *a.lse_at(request, row) = static_cast<float>(n == 0 ? -kInf : max + std::log(sum));
+    *a.lse_at(request, row) = static_cast<float>(sum == 0 ? -kInf : max + std::log(sum));
   }
 }
 

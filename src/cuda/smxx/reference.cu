@@ -60,7 +60,6 @@ __global__ void __launch_bounds__(kThreads)
 
     float max_logit = -FLT_MAX, sum = 0.0f;
     float out[2] = {0.0f, 0.0f};
-    bool any = false;
     for (std::int64_t begin = 0; begin < end; begin += kPageTokens) {
       const std::int64_t page = a.block_table.page(request, begin / kPageTokens);
       if (page < 0 || page >= a.cache.num_pages) {
@@ -70,7 +69,6 @@ __global__ void __launch_bounds__(kThreads)
       const int tokens =
           static_cast<int>(min(std::int64_t{kPageTokens}, max(visible - begin, std::int64_t{0})));
       if (tokens == 0) continue;
-      any = true;
       const std::int64_t first_slot = page * kPageTokens;
 
       for (int k = 0; k < kTokensPerWarp; ++k) {
@@ -126,11 +124,11 @@ __global__ void __launch_bounds__(kThreads)
       __syncthreads();  // before the next page overwrites logits
     }
 
-    const float result[2] = {any ? out[0] / sum : 0.0f, any ? out[1] / sum : 0.0f};
+    const float result[2] = {sum == 0 ? 0.0f : out[0] / sum, sum == 0 ? 0.0f : out[1] / sum};
     store_values<2>(a.out, a.out.offset(request, row / a.h_q, row % a.h_q) + 2 * threadIdx.x,
                     result);
     if (a.lse != nullptr && threadIdx.x == 0) {
-      *a.lse_at(request, row) = any ? max_logit + logf(sum) : -INFINITY;
+      *a.lse_at(request, row) = sum == 0 ? -INFINITY : max_logit + logf(sum);
     }
   }
 }
