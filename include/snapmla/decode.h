@@ -29,7 +29,7 @@ struct PlanOptions {
   int split_tokens = 0;
   /// Workers to spread the work over; 0 = the device's SMs (CUDA) or threads (CPU).
   int num_sms = 0;
-  /// Tokens per P quantization block: 64, 128, or 0 for the backend's choice.
+  /// Tokens per P quantization block: 64, 128 (CPU backends only), or 0 for the backend's choice.
   int p_block = 0;
 };
 

@@ -2,207 +2,152 @@
 
 #include "core/tile_scheduler.h"
 #include "cuda/device/launch.cuh"
+#include "cuda/device/ptx/warp.cuh"
 #include "cuda/device/row_io.cuh"
 #include "cuda/smxx/combine.h"
 
 namespace snapmla::cuda {
 namespace {
 
-constexpr int kWarps = 4;
+constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kWarpSize;
+constexpr int kWidth = 4;  // columns of a lane in one load
+constexpr int kLoadColumns = kWidth * kWarpSize;
 
 /// Partial results are added one by one in groups of kGroup, and the groups one by one, whatever
-/// kernel does it and however many threads it has: a row's bits depend on its partial results
-/// alone.
+/// variant does it: a row's bits depend on its partial results alone.
 constexpr int kGroup = 16;
 
-/// The slots of one row's partial results.
-struct Slots {
-  std::int64_t first = 0, last = 0;
-  bool merge = true;  // false: one piece, which the decode kernel has written
-};
-
-__device__ __forceinline__ Slots slots_of(const DecodeArgs& a, std::uint32_t request) {
-  Slots slots;
-  if (request >= reinterpret_cast<const ScheduleHeader*>(a.schedule)->b) return slots;
-  slots.first = a.num_splits[request];
-  slots.last = a.num_splits[request + 1];
-  slots.merge = slots.last - slots.first >= 2;
-  // A stale or foreign plan must not lead outside the workspace.
-  slots.first = max(slots.first, std::int64_t{0});
-  slots.last = min(slots.last, a.slots);
-  return slots;
-}
-
-__device__ __forceinline__ float largest_lse(const DecodeArgs& a, const Slots& slots,
-                                             std::int64_t row) {
-  float max_lse = -FLT_MAX;
-  for (std::int64_t slot = slots.first + lane_id(); slot < slots.last; slot += kWarpSize) {
-    max_lse = fmaxf(max_lse, a.lse_accum[slot * a.rows() + row]);
-  }
-  return warp_max(max_lse);
-}
-
-/// Many rows. One warp merges kColumns of the 512 columns of one row; fewer rows are spread over
-/// more warps by narrower columns.
-template <int kColumns>
-__global__ void __launch_bounds__(kThreads) combine_kernel(const __grid_constant__ DecodeArgs a) {
-  constexpr int kPerLane = kColumns / kWarpSize;
-  constexpr int kWidth = kPerLane < 4 ? kPerLane : 4;  // per load
-  constexpr int kChunks = kPerLane / kWidth;
-  constexpr int kParts = kKvLoraRank / kColumns;  // warps per row
-  constexpr int kBatch = kPerLane >= 16 ? 2 : 8;  // partial results loaded before they are added
-  static_assert(kGroup % kBatch == 0 && kWarpSize % kGroup == 0);
+/// kGroupWarps warps merge kChunks * 128 columns of one row, each a group of partial results at a
+/// time, with 16 loads of a lane in flight. The time is latency (of num_splits, then of lse and the
+/// partial results together), so few rows need many warps, and few parts wide ones.
+template <int kGroupWarps, int kChunks>
+__global__ void __launch_bounds__(kThreads, 2)
+    combine_kernel(const __grid_constant__ DecodeArgs a) {
+  constexpr int kUnits = kWarps / kGroupWarps;                    // of a block
+  constexpr int kParts = kKvLoraRank / (kChunks * kLoadColumns);  // units of a row
+  constexpr int kBatch = kGroup / kChunks;
+  static_assert(kGroupWarps == 1 || kChunks == 1);
+  [[maybe_unused]] __shared__ float group_out[kWarps][kLoadColumns];
+  [[maybe_unused]] __shared__ float group_weight[kWarps];
   wait_for_predecessor();
   release_successor();
-  const int lane = lane_id();
+  const int lane = lane_id(), warp = threadIdx.x / kWarpSize;
+  const int member = warp % kGroupWarps, first_warp = warp - member;
   const std::int64_t rows = a.rows();
-  const std::int64_t stride = std::int64_t{gridDim.x} * kWarps;
-  for (std::int64_t unit = std::int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarpSize;
-       unit < a.b * rows * kParts; unit += stride) {
-    // b * rows output rows of at least 1 KB: 32 bits hold their number on any device.
-    const std::uint32_t global_row = static_cast<std::uint32_t>(unit / kParts);
-    const std::uint32_t request = global_row / static_cast<std::uint32_t>(rows);
-    const std::int64_t row = global_row - request * static_cast<std::uint32_t>(rows);
-    const int column = static_cast<int>(unit % kParts) * kColumns + lane * kWidth;
-    const Slots slots = slots_of(a, request);
-    if (!slots.merge) continue;
-    const float max_lse = largest_lse(a, slots, row);
-
-    float sum = 0.0f, group_sum = 0.0f;
-    float out[kChunks][kWidth] = {}, group_out[kChunks][kWidth] = {};
-    for (std::int64_t base = slots.first; base < slots.last; base += kWarpSize) {
-      // Each lane makes the weight of one of 32 partial results.
-      const float own_weight =
-          base + lane < slots.last ? expf(a.lse_accum[(base + lane) * rows + row] - max_lse) : 0.0f;
-      const int count = static_cast<int>(min(std::int64_t{kWarpSize}, slots.last - base));
-      for (int begin = 0; begin < count; begin += kBatch) {
-        Packed<float, kWidth> loaded[kBatch][kChunks];
-#pragma unroll
-        for (int k = 0; k < kBatch; ++k) {
-          if (begin + k < count) {
-            const float* partial =
-                a.out_accum + ((base + begin + k) * rows + row) * kKvLoraRank + column;
-#pragma unroll
-            for (int c = 0; c < kChunks; ++c) {
-              loaded[k][c] = Packed<float, kWidth>::load(partial + c * kWarpSize * kWidth);
-            }
-          }
-        }
-#pragma unroll
-        for (int k = 0; k < kBatch; ++k) {
-          const float weight = __shfl_sync(kFullMask, own_weight, begin + k);
-          if (begin + k < count) {
-            group_sum += weight;
-#pragma unroll
-            for (int c = 0; c < kChunks; ++c) {
-              float values[kWidth];
-              loaded[k][c].unpack(values);
-#pragma unroll
-              for (int i = 0; i < kWidth; ++i) {
-                group_out[c][i] = fmaf(weight, values[i], group_out[c][i]);
-              }
-            }
-          }
-        }
-        if ((begin + kBatch) % kGroup == 0 || begin + kBatch >= count) {
-          sum += group_sum;
-          group_sum = 0.0f;
-#pragma unroll
-          for (int c = 0; c < kChunks; ++c) {
-#pragma unroll
-            for (int i = 0; i < kWidth; ++i) {
-              out[c][i] += group_out[c][i];
-              group_out[c][i] = 0.0f;
-            }
-          }
-        }
-      }
-    }
-
-    const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
-    const std::int64_t offset = a.out.offset(request, row / a.h_q, row % a.h_q) + column;
-#pragma unroll
-    for (int c = 0; c < kChunks; ++c) {
-#pragma unroll
-      for (int i = 0; i < kWidth; ++i) out[c][i] *= inverse;
-      store_values<kWidth>(a.out, offset + c * kWarpSize * kWidth, out[c]);
-    }
-    if (a.lse != nullptr && column == 0) {
-      *a.lse_at(request, row) = sum == 0.0f ? -INFINITY : max_lse + logf(sum);
-    }
-  }
-}
-
-constexpr int kWideWarps = 8;  // of combine_split_kernel: groups at a time
-constexpr int kWideColumns = 128;
-
-/// Few rows in many parts: a block merges 128 columns of one row, a warp one group at a time with
-/// all of its loads in flight. What bounds it is the latency of L2, not its throughput.
-__global__ void __launch_bounds__(kWideWarps* kWarpSize)
-    combine_split_kernel(const __grid_constant__ DecodeArgs a) {
-  constexpr int kParts = kKvLoraRank / kWideColumns;
-  constexpr int kWidth = kWideColumns / kWarpSize;
-  __shared__ float group_out[kWideWarps][kWideColumns];
-  __shared__ float group_sum[kWideWarps];
-  wait_for_predecessor();
-  release_successor();
-  const int warp = threadIdx.x / kWarpSize, lane = lane_id();
-  const std::int64_t rows = a.rows();
-  const std::uint32_t global_row = blockIdx.x / kParts;
+  const std::int64_t unit = std::int64_t{blockIdx.x} * kUnits + warp / kGroupWarps;
+  if (unit >= a.b * rows * kParts) return;
+  // b * rows output rows of at least 1 KB: 32 bits hold their number on any device.
+  const std::uint32_t global_row = static_cast<std::uint32_t>(unit / kParts);
   const std::uint32_t request = global_row / static_cast<std::uint32_t>(rows);
   const std::int64_t row = global_row - request * static_cast<std::uint32_t>(rows);
-  const int first_column = static_cast<int>(blockIdx.x % kParts) * kWideColumns;
-  const Slots slots = slots_of(a, request);
-  if (!slots.merge) return;
+  const int column = static_cast<int>(unit % kParts) * kChunks * kLoadColumns + lane * kWidth;
 
-  float max_lse = 0.0f;
-  float out = 0.0f, sum = 0.0f;  // of column threadIdx.x
-  for (std::int64_t round = slots.first; round < slots.last || round == slots.first;
-       round += kWideWarps * kGroup) {
-    const std::int64_t begin = round + warp * kGroup;
-    const int count =
-        static_cast<int>(max(min(std::int64_t{kGroup}, slots.last - begin), std::int64_t{0}));
-    const float* partial =
-        a.out_accum + (begin * rows + row) * kKvLoraRank + first_column + lane * kWidth;
-    Packed<float, kWidth> loaded[kGroup];
-#pragma unroll
-    for (int k = 0; k < kGroup; ++k) {
-      if (k < count) loaded[k] = Packed<float, kWidth>::load(partial + k * rows * kKvLoraRank);
-    }
-    const float own_lse = lane < count ? a.lse_accum[(begin + lane) * rows + row] : 0.0f;
-    if (round == slots.first) max_lse = largest_lse(a, slots, row);
-    const float own_weight = lane < count ? expf(own_lse - max_lse) : 0.0f;
-    float values[kWidth], total[kWidth] = {}, total_weight = 0.0f;
-#pragma unroll
-    for (int k = 0; k < kGroup; ++k) {
-      const float weight = __shfl_sync(kFullMask, own_weight, k);
-      if (k < count) {
-        loaded[k].unpack(values);
-        total_weight += weight;
-#pragma unroll
-        for (int i = 0; i < kWidth; ++i) total[i] = fmaf(weight, values[i], total[i]);
-      }
-    }
-    Packed<float, kWidth>::pack(total).store(&group_out[warp][lane * kWidth]);
-    if (lane == 0) group_sum[warp] = total_weight;
-    __syncthreads();
-    if (threadIdx.x < kWideColumns) {
-      for (int g = 0; g < kWideWarps && round + g * kGroup < slots.last; ++g) {
-        out += group_out[g][threadIdx.x];
-        sum += group_sum[g];
-      }
-    }
-    __syncthreads();  // before the next round overwrites them
+  std::int64_t first = a.num_splits[request], last = a.num_splits[request + 1];
+  if (request < reinterpret_cast<const ScheduleHeader*>(a.schedule)->b) {
+    if (last - first < 2) return;  // the decode kernel has written this row
+    // A stale or foreign plan must not lead outside the workspace.
+    first = max(first, std::int64_t{0});
+    last = min(last, a.slots);
+  } else {
+    first = last = 0;
   }
-  if (threadIdx.x >= kWideColumns) return;
+
+  float max_lse = -FLT_MAX;
+  float sum = 0.0f, out[kChunks][kWidth] = {};
+  for (std::int64_t round = first; round < last; round += kGroupWarps * kGroup) {
+    const std::int64_t group = round + member * kGroup;
+    const int count =
+        static_cast<int>(max(min(std::int64_t{kGroup}, last - group), std::int64_t{0}));
+    float total_weight = 0.0f, total[kChunks][kWidth] = {}, own_weight = 0.0f;
+#pragma unroll
+    for (int begin = 0; begin < kGroup; begin += kBatch) {
+      if (begin > 0 && begin >= count) break;
+      Packed<float, kWidth> loaded[kBatch][kChunks];
+#pragma unroll
+      for (int k = 0; k < kBatch; ++k) {
+        if (begin + k < count) {
+          const float* partial =
+              a.out_accum + ((group + begin + k) * rows + row) * kKvLoraRank + column;
+#pragma unroll
+          for (int c = 0; c < kChunks; ++c) {
+            loaded[k][c] = Packed<float, kWidth>::load(partial + c * kLoadColumns);
+          }
+        }
+      }
+      if (begin == 0) {
+        // Behind the loads above, so that they wait for memory together.
+        const float own_lse = lane < count ? a.lse_accum[(group + lane) * rows + row] : 0.0f;
+        if (round == first) {
+          for (std::int64_t slot = first + lane; slot < last; slot += kWarpSize) {
+            max_lse = fmaxf(max_lse, a.lse_accum[slot * rows + row]);
+          }
+          max_lse = warp_max(max_lse);
+        }
+        own_weight = lane < count ? expf(own_lse - max_lse) : 0.0f;
+      }
+#pragma unroll
+      for (int k = 0; k < kBatch; ++k) {
+        const float weight = __shfl_sync(kFullMask, own_weight, begin + k);
+        if (begin + k < count) {
+          total_weight += weight;
+#pragma unroll
+          for (int c = 0; c < kChunks; ++c) {
+            float values[kWidth];
+            loaded[k][c].unpack(values);
+#pragma unroll
+            for (int i = 0; i < kWidth; ++i) {
+              total[c][i] = fmaf(weight, values[i], total[c][i]);
+            }
+          }
+        }
+      }
+    }
+    if constexpr (kGroupWarps == 1) {
+      sum += total_weight;
+#pragma unroll
+      for (int c = 0; c < kChunks; ++c) {
+#pragma unroll
+        for (int i = 0; i < kWidth; ++i) out[c][i] += total[c][i];
+      }
+    } else {
+      const int barrier = 1 + first_warp / kGroupWarps;
+      Packed<float, kWidth>::pack(total[0]).store(&group_out[warp][lane * kWidth]);
+      if (lane == 0) group_weight[warp] = total_weight;
+      ptx::named_barrier_sync(barrier, kGroupWarps * kWarpSize);
+      if (member == 0) {
+        for (int g = 0; g < kGroupWarps && round + g * kGroup < last; ++g) {
+          float values[kWidth];
+          Packed<float, kWidth>::load(&group_out[first_warp + g][lane * kWidth]).unpack(values);
+          sum += group_weight[first_warp + g];
+#pragma unroll
+          for (int i = 0; i < kWidth; ++i) out[0][i] += values[i];
+        }
+      }
+      ptx::named_barrier_sync(barrier, kGroupWarps * kWarpSize);  // before the next round's stores
+    }
+  }
+  if (member > 0) return;
+
   const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
-  const float result[1] = {out * inverse};
-  store_values<1>(
-      a.out, a.out.offset(request, row / a.h_q, row % a.h_q) + first_column + threadIdx.x, result);
-  if (a.lse != nullptr && first_column == 0 && threadIdx.x == 0) {
+  const std::int64_t offset = a.out.offset(request, row / a.h_q, row % a.h_q) + column;
+#pragma unroll
+  for (int c = 0; c < kChunks; ++c) {
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) out[c][i] *= inverse;
+    store_values<kWidth>(a.out, offset + c * kLoadColumns, out[c]);
+  }
+  if (a.lse != nullptr && column == 0) {
     *a.lse_at(request, row) = sum == 0.0f ? -INFINITY : max_lse + logf(sum);
   }
+}
+
+template <int kGroupWarps, int kChunks>
+void launch_variant(const DecodeArgs& args, cudaStream_t stream, bool pdl) {
+  const std::int64_t warps =
+      args.b * args.rows() * (kKvLoraRank / (kChunks * kLoadColumns)) * kGroupWarps;
+  launch("combine kernel", combine_kernel<kGroupWarps, kChunks>,
+         {grid_size(warps, kWarps), kThreads}, stream, pdl, args);
 }
 
 }  // namespace
@@ -210,22 +155,16 @@ __global__ void __launch_bounds__(kWideWarps* kWarpSize)
 void launch_combine(const DecodeArgs& args, cudaStream_t stream, bool pdl) {
   const std::int64_t rows = args.b * args.rows();
   if (rows == 0) return;
-  if (rows <= 1024 && args.slots > kGroup / 2 * args.b) {
-    launch("combine kernel", combine_split_kernel,
-           {static_cast<unsigned>(rows * (kKvLoraRank / kWideColumns)), kWideWarps * kWarpSize},
-           stream, pdl, args);
-    return;
-  }
-  const auto enqueue = [&](auto kernel, int columns) {
-    launch("combine kernel", kernel, {grid_size(rows * (kKvLoraRank / columns), kWarps), kThreads},
-           stream, pdl, args);
-  };
-  if (rows >= 2048) {
-    enqueue(combine_kernel<512>, 512);
-  } else if (rows >= 512) {
-    enqueue(combine_kernel<128>, 128);
+  // The plan is on the device; what fits into the workspace bounds the parts of a request.
+  const std::int64_t parts = args.slots / args.b;
+  if (rows >= 512) {
+    launch_variant<1, 4>(args, stream, pdl);
+  } else if (parts < kGroup) {
+    launch_variant<1, 1>(args, stream, pdl);
+  } else if (parts < 8 * kGroup) {
+    launch_variant<2, 1>(args, stream, pdl);
   } else {
-    enqueue(combine_kernel<32>, 32);
+    launch_variant<8, 1>(args, stream, pdl);
   }
 }
 

@@ -266,16 +266,16 @@ TEST(Validate, QuantizeQuery) {
       "q_nope", "dense");
   refused([](Calls& c) { c.query.codes.shape[1] = 1; }, "out.codes", "shape [2, 2, 3, 512]");
   refused([](Calls& c) { c.query.codes.dtype = DType::bf16; }, "out.codes", "dtype e4m3 or u8");
-  refused([](Calls& c) { c.query.codes.strides[0] = 0; }, "out.codes", "no stride of 0");
+  refused([](Calls& c) { c.query.codes.strides[0] = 0; }, "out.codes", "no two elements overlap");
   refused([](Calls& c) { c.query.codes.device = kCuda; }, "out.codes", "on cpu");
   refused([](Calls& c) { c.query.scale = {}; }, "out.scale", "a tensor of shape [2, 2, 3]");
   refused([](Calls& c) { c.query.scale.dtype = DType::bf16; }, "out.scale", "dtype f32");
-  refused([](Calls& c) { c.query.scale.strides[2] = 0; }, "out.scale", "no stride of 0");
+  refused([](Calls& c) { c.query.scale.strides[2] = 0; }, "out.scale", "no two elements overlap");
   refused([](Calls& c) { c.query.scale.data = static_cast<char*>(c.query.scale.data) + 2; },
           "out.scale", "4-byte aligned");
   refused([](Calls& c) { c.query.rope.dtype = DType::f32; }, "out.rope", "dtype bf16");
   refused([](Calls& c) { c.query.rope.strides[3] = 2; }, "out.rope", "dense last dimension");
-  refused([](Calls& c) { c.query.rope.strides[1] = 0; }, "out.rope", "no stride of 0");
+  refused([](Calls& c) { c.query.rope.strides[1] = 0; }, "out.rope", "no two elements overlap");
 }
 
 TEST(Validate, Append) {
@@ -315,7 +315,8 @@ TEST(Validate, Append) {
 
 TEST(Validate, FetchAndCopy) {
   expect_refused(
-      &Calls::do_fetch, [](Calls& c) { c.fetched.joined.strides[0] = 0; }, "out", "no stride of 0");
+      &Calls::do_fetch, [](Calls& c) { c.fetched.joined.strides[0] = 0; }, "out",
+      "no two elements overlap");
   expect_refused(
       &Calls::do_fetch, [](Calls& c) { c.fetched.joined.dtype = DType::e4m3; }, "out",
       "dtype bf16 or f32", "e4m3");
@@ -462,7 +463,7 @@ TEST(Validate, Decode) {
   refused([](Calls& c) { c.out = {}; }, "out", "a tensor of shape [2, 2, 3, 512]");
   refused([](Calls& c) { c.out.dtype = DType::e4m3; }, "out", "dtype bf16 or f32", "e4m3");
   refused([](Calls& c) { c.out.shape[3] = 576; }, "out", "shape [2, 2, 3, 512]", "576");
-  refused([](Calls& c) { c.out.strides[2] = 0; }, "out", "no stride of 0");
+  refused([](Calls& c) { c.out.strides[2] = 0; }, "out", "no two elements overlap");
   refused([](Calls& c) { c.out.strides[3] = 2; }, "out", "dense last dimension");
   refused([](Calls& c) { c.out.device = kCuda; }, "out", "on cpu", "cuda:0");
   refused([](Calls& c) { c.out.data = nullptr; }, "out", "data pointer", "null");
@@ -473,7 +474,7 @@ TEST(Validate, Decode) {
       },
       "lse", "shape [2, 3, 2]", "[2, 2, 3]");
   refused([](Calls& c) { c.lse.dtype = DType::bf16; }, "lse", "dtype f32", "bf16");
-  refused([](Calls& c) { c.lse.strides[0] = 0; }, "lse", "no stride of 0");
+  refused([](Calls& c) { c.lse.strides[0] = 0; }, "lse", "no two elements overlap");
   refused([](Calls& c) { c.workspace = {}; }, "workspace", "workspace_bytes", "0 bytes");
   refused([](Calls& c) { c.workspace.shape[0] -= 1; }, "workspace", "workspace_bytes");
   refused([](Calls& c) { c.workspace.data = static_cast<char*>(c.workspace.data) + 4; },
@@ -529,7 +530,7 @@ TEST(Validate, Merge) {
   refused([](Calls& c) { c.lses.dtype = DType::bf16; }, "lses", "dtype f32");
   refused([](Calls& c) { c.lses.device = kCuda; }, "lses", "on cpu", "cuda:0");
   refused([](Calls& c) { c.out.shape[0] = 1; }, "out", "shape [2, 2, 3, 512]");
-  refused([](Calls& c) { c.out.strides[1] = 0; }, "out", "no stride of 0");
+  refused([](Calls& c) { c.out.strides[1] = 0; }, "out", "no two elements overlap");
   refused([](Calls& c) { c.lse.shape[2] = 1; }, "lse", "shape [2, 3, 2]");
 }
 

@@ -8,8 +8,9 @@ namespace snapmla::cuda::sm90 {
 /// uses stage and slot k % 4 in their phase k / 4, chunk n uses slot n % 2 in phase n / 2.
 template <class Config>
 struct Barriers {
-  static constexpr int kQkWarps = 4 * (Config::kEveryLaneArrives ? 32 : 1);
-  static constexpr int kPvWarps = 8 * (Config::kEveryLaneArrives ? 32 : 1);
+  static constexpr int kWarpArrivals = Config::kEveryLaneArrives ? 32 : 1;
+  static constexpr int kQkArrivals = 4 * kWarpArrivals;
+  static constexpr int kPvArrivals = 8 * kWarpArrivals;
 
   /// Arrives: the load warp once, and the copy engine's bytes. Waits: QK and PV (each must see the
   /// copy itself). Protects kv, scale and valid_tokens of the stage from being read too early.
@@ -36,7 +37,7 @@ struct Barriers {
   /// done with the chunk. Waits: the plan warp. Protects the chunk's description and its row
   /// results.
   std::uint64_t chunk_empty[2];
-  static constexpr int kChunkReaders = 2 + kQkWarps + kPvWarps;
+  static constexpr int kChunkArrivals = 1 + kWarpArrivals + kQkArrivals + kPvArrivals;
 
   /// Arrives: each QK warp, when the row results of the chunk are written. Waits: PV, to finish.
   std::uint64_t rows_full[2];

@@ -22,9 +22,10 @@ struct Config {
   static constexpr int kWarpgroups = 4;
   static constexpr int kThreads = kWarpgroups * kWarpgroupThreads;
   // Registers per thread: 65536 / 128 = 512 for one thread of each warpgroup. PV needs 128 for the
-  // output (64 rows x 256 columns), 32 for one tile of it and 16 for value fragments.
-  static constexpr int kLoadRegisters = kRows == 64 ? 32 : 40;
-  static constexpr int kQkRegisters = kRows == 64 ? 96 : 128;
+  // output (64 rows x 256 columns), 32 for one tile of it and 16 for value fragments; QK 104, or
+  // ptxas serializes its wgmmas. Spills: README.md.
+  static constexpr int kLoadRegisters = kRows == 64 ? 24 : 40;
+  static constexpr int kQkRegisters = kRows == 64 ? 104 : 128;
   static constexpr int kPvRegisters = kRows == 64 ? 192 : 168;
   /// Every lane of a warp arrives at a barrier, not one for all. Slower; compute-sanitizer's
   /// racecheck doesn't follow the order that __syncwarp() makes through an elected lane.

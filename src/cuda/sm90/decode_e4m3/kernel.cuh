@@ -24,18 +24,18 @@ __device__ void init_barriers(Barriers<Config>& barriers) {
   using B = Barriers<Config>;
   for (int i = 0; i < Config::kStages; ++i) {
     ptx::mbarrier_init(&barriers.kv_full[i], 1);
-    ptx::mbarrier_init(&barriers.kv_empty[i], B::kPvWarps);
+    ptx::mbarrier_init(&barriers.kv_empty[i], B::kPvArrivals);
   }
   for (int i = 0; i < Config::kPSlots; ++i) {
-    ptx::mbarrier_init(&barriers.p_full[i], B::kQkWarps);
-    ptx::mbarrier_init(&barriers.p_empty[i], B::kPvWarps);
+    ptx::mbarrier_init(&barriers.p_full[i], B::kQkArrivals);
+    ptx::mbarrier_init(&barriers.p_empty[i], B::kPvArrivals);
   }
   ptx::mbarrier_init(&barriers.q_full, 1);
-  ptx::mbarrier_init(&barriers.q_empty, B::kQkWarps);
+  ptx::mbarrier_init(&barriers.q_empty, B::kQkArrivals);
   for (int i = 0; i < 2; ++i) {
     ptx::mbarrier_init(&barriers.chunk_full[i], 1);
-    ptx::mbarrier_init(&barriers.chunk_empty[i], B::kChunkReaders);
-    ptx::mbarrier_init(&barriers.rows_full[i], B::kQkWarps);
+    ptx::mbarrier_init(&barriers.chunk_empty[i], B::kChunkArrivals);
+    ptx::mbarrier_init(&barriers.rows_full[i], B::kQkArrivals);
   }
   ptx::mbarrier_init_fence();
 }

@@ -79,7 +79,7 @@ __device__ void load_cache(const Params& params, SharedStorage<Config>& smem, in
     ptx::mbarrier_wait(&barriers.chunk_full[n % 2], n / 2 % 2);
     const ChunkInfo info = smem.chunks[n % 2];
     __syncwarp();
-    if (lane == 0) ptx::mbarrier_arrive(&barriers.chunk_empty[n % 2]);
+    warp_arrive<Config>(&barriers.chunk_empty[n % 2], lane);
     if (info.request < 0) return;
 
     // The lanes read 32 entries of the block table at a time, one group ahead.

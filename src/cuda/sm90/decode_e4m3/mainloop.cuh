@@ -81,12 +81,6 @@ __device__ __forceinline__ void zero_values(std::uint8_t* stage, int first) {
   }
 }
 
-/// One arrival for all that the warp has done before. Every use follows a __syncwarp().
-template <class Config>
-__device__ __forceinline__ void warp_arrive(std::uint64_t* barrier, int lane) {
-  if (Config::kEveryLaneArrives || lane == 0) ptx::mbarrier_arrive(barrier);
-}
-
 template <class Config>
 __device__ void run_qk_softmax(const Params& params, SharedStorage<Config>& smem, int row_tile) {
   const DecodeArgs& a = params.args;

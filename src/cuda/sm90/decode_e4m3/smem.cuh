@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "core/tile_scheduler.h"
+#include "cuda/device/ptx/mbarrier.cuh"
 #include "cuda/sm90/decode_e4m3/barriers.h"
 #include "cuda/sm90/decode_e4m3/config.h"
 
@@ -82,5 +83,11 @@ struct SharedStorage {
       valid_tokens[Config::kStages];  // the block's first tokens that exist; the rest don't
   Barriers<Config> barriers;
 };
+
+/// One arrival for all that the warp has done before. Every use follows a __syncwarp().
+template <class Config>
+__device__ __forceinline__ void warp_arrive(std::uint64_t* barrier, int lane) {
+  if (Config::kEveryLaneArrives || lane == 0) ptx::mbarrier_arrive(barrier);
+}
 
 }  // namespace snapmla::cuda::sm90
