@@ -2,18 +2,16 @@
 
 #include <fmt/format.h>
 
-#include <string_view>
+#include <string>
 
 #include "snapmla/error.h"
 
-namespace snapmla {
-
 /// Throws InvalidArgument(argument, rule, value) unless `ok`. The value is the checked operand
-/// itself.
-template <class Value>
-void check(bool ok, std::string_view argument, std::string_view rule, const Value& value) {
-  if (!ok)
-    throw InvalidArgument(std::string(argument), std::string(rule), fmt::format("{}", value));
-}
-
-}  // namespace snapmla
+/// itself. A macro, so that the texts are made only then: they would take most of a call's time.
+#define SNAPMLA_CHECK(ok, argument, rule, value)                                 \
+  do {                                                                           \
+    if (!(ok)) {                                                                 \
+      throw ::snapmla::InvalidArgument(std::string(argument), std::string(rule), \
+                                       ::fmt::format("{}", value));              \
+    }                                                                            \
+  } while (false)

@@ -69,8 +69,8 @@ const std::vector<const Backend*>& all_backends() {
 
 const Backend& select_backend(Device device) {
   if (const Backend* backend = forced().load()) {
-    check(backend->device_type() == device.type, "backend",
-          fmt::format("a backend for tensors on {}", to_string(device)), backend->name());
+    SNAPMLA_CHECK(backend->device_type() == device.type, "backend",
+                  fmt::format("a backend for tensors on {}", to_string(device)), backend->name());
     if (Support support = backend->available(); !support.ok) {
       throw Unsupported(fmt::format("backend {}: {}", backend->name(), support.reason));
     }

@@ -51,16 +51,16 @@ std::string to_string(Device device) {
 TensorView::TensorView(const void* data_, DType dtype_, std::span<const std::int64_t> shape_,
                        Device device_)
     : data(const_cast<void*>(data_)), dtype(dtype_), device(device_) {
-  check(shape_.size() <= kMaxRank, "shape", fmt::format("at most {} dimensions", kMaxRank),
-        shape_.size());
+  SNAPMLA_CHECK(shape_.size() <= kMaxRank, "shape", fmt::format("at most {} dimensions", kMaxRank),
+                shape_.size());
   constexpr std::int64_t kMaxBytes = std::numeric_limits<std::int64_t>::max();
   rank = static_cast<int>(shape_.size());
   std::int64_t stride = 1;
   for (int d = rank - 1; d >= 0; --d) {
-    check(shape_[d] >= 0, "shape", "no negative dimension", shape_[d]);
+    SNAPMLA_CHECK(shape_[d] >= 0, "shape", "no negative dimension", shape_[d]);
     // Every size and offset that is computed from the shape must fit into 63 bits.
-    check(shape_[d] == 0 || stride <= kMaxBytes / 8 / shape_[d], "shape", "less than 2^63 bytes",
-          shape_[d]);
+    SNAPMLA_CHECK(shape_[d] == 0 || stride <= kMaxBytes / 8 / shape_[d], "shape",
+                  "less than 2^63 bytes", shape_[d]);
     shape[d] = shape_[d];
     strides[d] = stride;
     stride *= shape_[d];
@@ -75,8 +75,8 @@ TensorView::TensorView(const void* data_, DType dtype_, std::initializer_list<st
 TensorView::TensorView(const void* data_, DType dtype_, std::initializer_list<std::int64_t> shape_,
                        std::initializer_list<std::int64_t> strides_, Device device_)
     : TensorView(data_, dtype_, shape_, device_) {
-  check(strides_.size() == shape_.size(), "strides", fmt::format("{} values", shape_.size()),
-        strides_.size());
+  SNAPMLA_CHECK(strides_.size() == shape_.size(), "strides",
+                fmt::format("{} values", shape_.size()), strides_.size());
   std::copy(strides_.begin(), strides_.end(), strides.begin());
 }
 
@@ -97,9 +97,10 @@ bool TensorView::is_contiguous() const noexcept {
 }
 
 TensorView TensorView::slice(int dim, std::int64_t begin, std::int64_t end) const {
-  check(dim >= 0 && dim < rank, "dim", fmt::format("0 <= dim < {}", rank), dim);
-  check(begin >= 0 && begin <= end && end <= shape[dim], "slice",
-        fmt::format("0 <= begin <= end <= {}", shape[dim]), fmt::format("[{}, {})", begin, end));
+  SNAPMLA_CHECK(dim >= 0 && dim < rank, "dim", fmt::format("0 <= dim < {}", rank), dim);
+  SNAPMLA_CHECK(begin >= 0 && begin <= end && end <= shape[dim], "slice",
+                fmt::format("0 <= begin <= end <= {}", shape[dim]),
+                fmt::format("[{}, {})", begin, end));
   TensorView view = *this;
   view.shape[dim] = end - begin;
   view.data = static_cast<char*>(data) +

@@ -18,10 +18,13 @@ class HostBackend : public Backend {
  public:
   DeviceType device_type() const override { return DeviceType::cpu; }
   Support available() const override {
-    return {true, fmt::format("{} threads", default_workers({}))};
+    static const Support support{true, fmt::format("{} threads", default_workers({}))};
+    return support;
   }
   int default_workers(Device) const override {
-    return std::max(1u, std::thread::hardware_concurrency());
+    // Asked by every call, and a system call.
+    static const int workers = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+    return workers;
   }
   int default_p_block() const override { return 64; }
 

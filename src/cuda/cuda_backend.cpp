@@ -93,6 +93,16 @@ Support check_device(Device device) {
   return {true, ""};
 }
 
+/// Whether there is a device at all, and which.
+Support first_usable_device() {
+  const Devices& all = devices();
+  if (all.list.empty()) return {false, needs_hopper(all.problem)};
+  for (const DeviceInfo& info : all.list) {
+    if (info.usable()) return {true, info.description()};
+  }
+  return {false, needs_hopper("found " + all.list.front().description())};
+}
+
 /// The device of the call's tensors, or Unsupported.
 const DeviceInfo& require_device(Device device) {
   if (Support support = check_device(device); !support.ok) throw Unsupported(support.reason);
@@ -119,12 +129,8 @@ class DeviceBackend : public Backend {
   DeviceType device_type() const override { return DeviceType::cuda; }
 
   Support available() const override {
-    const Devices& all = devices();
-    if (all.list.empty()) return {false, needs_hopper(all.problem)};
-    for (const DeviceInfo& info : all.list) {
-      if (info.usable()) return {true, info.description()};
-    }
-    return {false, needs_hopper("found " + all.list.front().description())};
+    static const Support support = first_usable_device();
+    return support;
   }
 
   int default_workers(Device device) const override { return require_device(device).sm_count; }
