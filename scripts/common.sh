@@ -13,18 +13,6 @@ has_gpu() { command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep
 # The preset that tests the most on this machine.
 best_preset() { if has_nvcc; then echo sm90; else echo cpu; fi; }
 
-# A Python with NumPy: the first one in PATH may be another than the system's.
-python_with_numpy() {
-  local python
-  for python in python3 /usr/bin/python3; do
-    if "$python" -c 'import numpy' 2>/dev/null; then
-      command -v "$python"
-      return
-    fi
-  done
-  command -v python3
-}
-
 # build PRESET [TARGET...]: configures and builds. A warning of a compiler that we have not seen yet stops
 # .ci/run, which sets SNAPMLA_WERROR=ON, and nobody else.
 build() {
@@ -33,8 +21,7 @@ build() {
   local log
   log=$(mktemp)
   # Configuring is only interesting when it fails.
-  if ! cmake --preset "$preset" -DPython3_EXECUTABLE="$(python_with_numpy)" \
-    -DSNAPMLA_WARNINGS_AS_ERRORS="${SNAPMLA_WERROR:-OFF}" >"$log" 2>&1; then
+  if ! cmake --preset "$preset" -DSNAPMLA_WARNINGS_AS_ERRORS="${SNAPMLA_WERROR:-OFF}" >"$log" 2>&1; then
     cat "$log" >&2
     rm -f "$log"
     return 1
